@@ -1,0 +1,1 @@
+"""ONE RANK: wire contract, EngineCore, scheduler, runners."""

@@ -1,0 +1,96 @@
+"""Configuration of one engine, as it travels to the engine's process. Frozen; unknown keys are errors."""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from engine.wire.ids import EngineId
+
+
+class EngineKind(StrEnum):
+    """What runs behind the scheduler."""
+
+    TORCH = "torch"
+    SIM = "sim"
+
+
+class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which weights, where and how.
+
+    model: local folder, local ``.gguf`` file or hub name. gguf_file: file name inside ``model`` when that is a folder.
+    dtype: ``auto`` (the checkpoint's own), ``float32``, ``bfloat16`` or ``float16``.
+    device: ``auto`` (CUDA when there is one), ``cpu``, ``cuda`` or ``cuda:N``.
+    max_model_len: prompt + output tokens of one sequence; None takes the model's own limit.
+    num_threads: CPU threads of one engine; more than the cores per rank collapses throughput.
+    """
+
+    model: str
+    gguf_file: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    num_threads: int = 1
+
+
+class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds of one step and of the KV cache.
+
+    max_num_seqs: sequences running at once. max_num_batched_tokens: tokens of one step, prefill and decode together.
+    block_size: tokens per KV block. kv_cache_memory_bytes: memory of the KV pool (torch engine).
+    """
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 1024
+    block_size: int = 16
+    kv_cache_memory_bytes: int = 512 * 1024 * 1024
+
+
+class SimConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sim engine: a timing model instead of a model.
+
+    A step takes ``step_s + prefill_s_per_token * prefill tokens + decode_s_per_seq * decoding sequences`` seconds.
+    Knobs for tests follow; their defaults are off.
+
+    fail_on_token: a prompt that holds this token id makes its own request fail.
+    crash_on_token: a prompt that holds this token id makes the engine raise out of its step and die.
+    hang_on_token: a prompt that holds this token id makes the step never end.
+    report_delay_s: reports reach the coordinator this much later; negative sends none after the first ready one.
+    """
+
+    vocab_size: int = 256
+    max_model_len: int = 8192
+    num_kv_tokens: int = 262_144
+    step_s: float = 0.010
+    prefill_s_per_token: float = 0.000_02
+    decode_s_per_seq: float = 0.0
+    load_s: float = 0.0
+    fail_on_token: int | None = None
+    crash_on_token: int | None = None
+    hang_on_token: int | None = None
+    report_delay_s: float = 0.0
+
+
+class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that is the same for all ranks of a deployment. ``config_hash`` covers it."""
+
+    kind: EngineKind
+    model: ModelConfig | None = None
+    scheduler: SchedulerConfig = SchedulerConfig()
+    sim: SimConfig = SimConfig()
+
+
+class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one engine process gets on its standard input as JSON, and nothing else.
+
+    report_endpoint: the coordinator's PULL. state_endpoint: its XPUB. node: name for people.
+    build_id, config_hash: must be the same in the whole deployment.
+    """
+
+    engine_id: EngineId
+    engine: EngineConfig
+    report_endpoint: str
+    state_endpoint: str
+    build_id: str
+    config_hash: str
+    node: str = ""
+    log_level: str = "INFO"

@@ -1,0 +1,1 @@
+"""EngineCore: the seam between the process and the scheduler, and the native implementation."""

@@ -1,0 +1,71 @@
+"""The two seams inside an engine: what the process wraps (EngineCore) and what the scheduler drives (Runner)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from engine.scheduler.plan import Sample, SequenceKey, StepPlan
+from engine.wire.ids import ClientId
+from engine.wire.messages import AddRequest, EngineCoreOutput, Load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerLimits:
+    """What a runner learned while it loaded.
+
+    num_blocks: KV blocks of ``block_size`` tokens. eos_token_ids: tokens that end a sequence by themselves.
+    """
+
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    eos_token_ids: frozenset[int]
+    device: str
+    dtype: str
+
+
+class Runner(Protocol):
+    """Runs one planned step on a device, or pretends to."""
+
+    @property
+    def limits(self) -> RunnerLimits:
+        """Return what the loaded model can do."""
+
+    def run(self, plan: StepPlan) -> Sequence[Sample]:
+        """Run the step; one sample per chunk with ``samples`` set, in plan order."""
+
+    def close(self) -> None:
+        """Free the device."""
+
+
+class EngineCore(Protocol):
+    """One rank's engine, driven from one thread. No sockets, no clocks of its own."""
+
+    @property
+    def limits(self) -> RunnerLimits:
+        """Return what the loaded model can do."""
+
+    def add_request(self, request: AddRequest, received_at: float) -> None:
+        """Queue one sequence. An impossible one is not raised: it ends with an ERROR output of the next step."""
+
+    def abort_requests(self, keys: Sequence[tuple[SequenceKey, int]]) -> None:
+        """Free sequences, each named by (key, attempt); each known one ends with an ABORT output of the next step."""
+
+    def free_client(self, client_id: ClientId) -> None:
+        """Free every sequence of a client that has gone; nothing more is said to it."""
+
+    def has_work(self) -> bool:
+        """Tell whether the next step has anything to do or to say."""
+
+    def step(self, now: float) -> Mapping[ClientId, list[EngineCoreOutput]]:
+        """Run one step and return what to tell each client."""
+
+    def load(self) -> Load:
+        """Return the counters after the last step (``num_queued`` is the process's to fill)."""
+
+    def call(self, method: str, args: Sequence[Any]) -> Any:
+        """Run a registered utility method; raises ``ValueError`` for an unknown one, naming those known."""
+
+    def close(self) -> None:
+        """Free the device."""

@@ -1,0 +1,1 @@
+"""The process around an EngineCore: input thread, output thread, busy loop, last words."""

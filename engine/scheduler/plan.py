@@ -1,0 +1,81 @@
+"""What one step will do: the scheduler's decision, the runner's order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.wire.ids import ClientId
+from engine.wire.sampling import SamplingParams
+
+SequenceKey = tuple[int, int]
+"""(request_id, sample_index): names one token stream inside an engine."""
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """One token stream inside the engine. The scheduler owns and writes it; the runner only reads.
+
+    token_ids: prompt, then output tokens of earlier attempts, then output tokens of this one.
+    num_prompt_tokens: how many of ``token_ids`` are the user's prompt.
+    num_computed: tokens whose keys and values are in the cache; always < len(token_ids) while unfinished.
+    block_table: KV blocks in order; block i holds positions [i * block_size, (i + 1) * block_size).
+    received_at: monotonic seconds of this process at receipt.
+    """
+
+    client_id: ClientId
+    request_id: int
+    sample_index: int
+    attempt: int
+    sampling: SamplingParams
+    token_ids: list[int]
+    num_prompt_tokens: int
+    received_at: float
+    priority: int = 0
+    cost: int = 1
+    num_computed: int = 0
+    block_table: list[int] = field(default_factory=list)
+
+    @property
+    def key(self) -> SequenceKey:
+        """Return the name of this stream inside the engine."""
+        return self.request_id, self.sample_index
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Return the output tokens so far, over all attempts."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledChunk:
+    """Tokens ``[start, start + num_tokens)`` of one sequence run in this step.
+
+    samples: the chunk reaches the end of what is known, so its last position yields one new token.
+    """
+
+    sequence: SequenceState
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: ragged chunks, prefill and decode mixed. ``plan`` reserves, ``apply`` commits."""
+
+    chunks: Sequence[ScheduledChunk]
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the tokens of the step."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the runner found for one chunk that samples.
+
+    token_id: the new token; meaningless when ``error`` is set. error: one sentence when this sequence alone failed.
+    """
+
+    token_id: int
+    error: str | None = None

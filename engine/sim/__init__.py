@@ -1,0 +1,1 @@
+"""The sim runner: a timing model instead of a model."""

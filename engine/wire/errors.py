@@ -1,0 +1,94 @@
+"""The error tree of Shoal. Each error carries ids and says in its docstring whether a retry helps.
+
+ShoalError
+├── StartupError            a part of the deployment did not come up; names the part and the knob
+├── WireError
+│   ├── MalformedMessageError   bytes that are no message of ours; counted and dropped by every receiver
+│   └── AddressError            an endpoint that cannot be bound or connected
+├── EngineError
+│   ├── EngineDeadError         the engine (or the task that listens to it) is gone
+│   └── UtilityError            a utility call failed on some ranks; holds the others' results
+└── RequestError
+    ├── InvalidRequestError     the caller's fault; names the field
+    └── OverloadedError         no room now; retry after a while
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.wire.ids import EngineId
+
+
+class ShoalError(Exception):
+    """Root of every error Shoal raises on purpose."""
+
+
+class StartupError(ShoalError):
+    """A part of the deployment did not come up within its deadline, or cannot come up at all. Fix and restart."""
+
+
+class WireError(ShoalError):
+    """Something about the line between processes."""
+
+
+class MalformedMessageError(WireError):
+    """Bytes that do not decode to a message of this wire. Never retried; the receiver drops them."""
+
+
+class AddressError(WireError):
+    """An endpoint that cannot be bound or connected, with the address and the system's reason."""
+
+
+class EngineError(ShoalError):
+    """Something about an engine."""
+
+
+class EngineDeadError(EngineError):
+    """The engine, or the task that listens to the engines, is gone. A retry reaches another rank.
+
+    engine_id: which engine; None when the whole line of this client is closed.
+    """
+
+    def __init__(self, reason: str = "the engine line is closed", engine_id: EngineId | None = None) -> None:
+        super().__init__(reason if engine_id is None else f"engine {engine_id}: {reason}")
+        self.engine_id = engine_id
+
+
+class UtilityError(EngineError):
+    """A utility call failed on some ranks.
+
+    failures: rank -> reason. results: rank -> result of the ranks that did answer.
+    """
+
+    def __init__(self, method: str, failures: Mapping[int, str], results: Mapping[int, Any]) -> None:
+        ranks = ", ".join(f"rank {rank}: {reason}" for rank, reason in sorted(failures.items()))
+        super().__init__(f"{method} failed on {ranks}")
+        self.method = method
+        self.failures = dict(failures)
+        self.results = dict(results)
+
+
+class RequestError(ShoalError):
+    """Something about one request; every other request is unaffected."""
+
+
+class InvalidRequestError(RequestError):
+    """The request cannot be served as asked. A retry of the same request fails again.
+
+    field: the request field at fault, in the API's spelling; None when it is the whole body.
+    """
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class OverloadedError(RequestError):
+    """No room for this request now.
+
+    retry_after_s: seconds after which a retry is sensible.
+    """
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

@@ -1,0 +1,68 @@
+"""Who is speaking: names of engines and clients that stay unambiguous across restarts."""
+
+import struct
+
+from msgspec import Struct
+
+_IDENTITY = struct.Struct(">cII")
+
+
+class EngineId(Struct, array_like=True, frozen=True, order=True, gc=False):
+    """One life of one data-parallel member.
+
+    rank: stable name of the seat, a small int >= 0; members need not be contiguous.
+    incarnation: counts the lives of that seat from 1, so that frames of a dead predecessor are recognisable.
+    """
+
+    rank: int
+    incarnation: int
+
+    def __str__(self) -> str:
+        return f"{self.rank}.{self.incarnation}"
+
+    def to_identity(self) -> bytes:
+        """Return the ZeroMQ routing id of this engine's DEALER (9 bytes)."""
+        return _IDENTITY.pack(b"E", self.rank, self.incarnation)
+
+    @staticmethod
+    def from_identity(identity: bytes) -> "EngineId | None":
+        """Read a ROUTER's identity frame; None when it is not one of ours."""
+        if len(identity) != _IDENTITY.size or identity[:1] != b"E":
+            return None
+        _, rank, incarnation = _IDENTITY.unpack(identity)
+        return EngineId(rank, incarnation)
+
+
+class ClientId(Struct, array_like=True, frozen=True, order=True, gc=False):
+    """One life of one API process's client.
+
+    index: the seat of the API process, 0..K-1.
+    incarnation: counts the lives of that seat from 1; a restarted process takes nothing meant for its predecessor.
+    """
+
+    index: int
+    incarnation: int
+
+    def __str__(self) -> str:
+        return f"{self.index}.{self.incarnation}"
+
+
+_COUNTER_BITS = 40
+_INCARNATION_BITS = 12
+
+
+class RequestIds:
+    """Draws request ids that no other client of the deployment draws, whatever id the caller sent.
+
+    An id is an unsigned 64-bit int: 12 bits client index, 12 bits incarnation (modulo), 40 bits counter.
+    """
+
+    def __init__(self, client_id: ClientId) -> None:
+        incarnation = client_id.incarnation % (1 << _INCARNATION_BITS)
+        self._base = (client_id.index << _INCARNATION_BITS | incarnation) << _COUNTER_BITS
+        self._next = 0
+
+    def draw(self) -> int:
+        """Return the next id."""
+        self._next += 1
+        return self._base | self._next

@@ -1,0 +1,317 @@
+"""Every message that travels between Shoal's processes.
+
+Structs are ``array_like``: fields are positions. The four rules of evolution: new fields go last, with a default;
+a field is never removed, reordered or given another type. ``schema.lock.json`` beside this file holds the layout and a
+test compares it. The meaning of each field is agreed in the protocol; section numbers below refer to it.
+
+Durations travel between hosts, never wall-clock times. All ``*_s`` are seconds, all ``num_*`` are counts.
+"""
+
+from enum import IntEnum
+from typing import Any
+
+from msgspec import Struct
+
+from engine.wire.ids import ClientId, EngineId
+from engine.wire.sampling import SamplingParams
+
+EEP_NOTIFICATION_CALL_ID = -1
+"""Utility call id on which elastic expert-parallel notifications travel; no call ever draws it."""
+
+
+# --- client -> engine: the request line (section 1) -----------------------------------------------------------------
+
+
+class AddRequest(Struct, array_like=True, tag=1):
+    """Start (or, with output tokens, resume) one sequence on one engine.
+
+    client_id, line_seq: stamped by the client when it sends; ``line_seq`` counts this client's messages to this
+        EngineId from 1, ADD, ABORT and UTILITY alike.
+    request_id: from ``RequestIds``, the same for all samples of a request.
+    sample_index: 0..n-1.
+    attempt: 0 for the first engine that gets the sequence, +1 whenever it is moved or resumed.
+    cost: weight of the sequence in load units; 1 until picks weigh tokens.
+    output_token_ids: tokens already produced by earlier attempts; the engine continues behind them.
+    priority: lower runs earlier; equal priorities are first come, first served.
+    """
+
+    client_id: ClientId
+    line_seq: int
+    request_id: int
+    sample_index: int
+    attempt: int
+    cost: int
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    sampling: SamplingParams
+    priority: int = 0
+
+
+class AbortRequest(Struct, array_like=True, tag=2):
+    """Free one sequence. An unknown sequence, or another attempt of it, is acknowledged alike (by ``applied``)."""
+
+    client_id: ClientId
+    line_seq: int
+    request_id: int
+    sample_index: int
+    attempt: int
+
+
+class UtilityRequest(Struct, array_like=True, tag=3):
+    """Call a registered method of the engine; answered by one ``UtilityOutput`` with the same ``call_id``."""
+
+    client_id: ClientId
+    line_seq: int
+    call_id: int
+    method: str
+    args: list[Any]
+
+
+LineMessage = AddRequest | AbortRequest | UtilityRequest
+
+
+# --- engine -> client, on the request line --------------------------------------------------------------------------
+
+
+class EngineReady(Struct, array_like=True, frozen=True):
+    """First message of an engine to each client: what the engine learned when it started.
+
+    build_id, config_hash: must equal the client's, else the client refuses the engine by name.
+    max_model_len: prompt + output tokens of one sequence at most.
+    vocab_size: token ids are in [0, vocab_size).
+    num_kv_tokens: tokens the KV cache holds.
+    """
+
+    engine_id: EngineId
+    build_id: str
+    config_hash: str
+    max_model_len: int
+    vocab_size: int
+    num_kv_tokens: int
+    max_num_seqs: int
+    device: str
+    dtype: str
+    node: str
+    pid: int
+
+
+# --- engine -> client: the output line ------------------------------------------------------------------------------
+
+
+class FinishReason(IntEnum):
+    """Why a sequence produced its last token. REROUTE alone is not terminal: the client picks another engine."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+    REROUTE = 4
+
+
+class EngineCoreOutput(Struct, array_like=True, gc=False):
+    """New tokens of one sequence, or its end.
+
+    first_position: number of output tokens of the sequence before ``new_token_ids`` (over all attempts).
+    stop_token_id: the stop or end-of-sequence token that ended it, else None; it is not in ``new_token_ids``.
+    error: one sentence for the user when ``finish_reason`` is ERROR.
+    queue_time_s: with the first tokens of an attempt, time from receipt to first being scheduled; else None.
+    num_cached_tokens: with the first tokens of an attempt, prompt tokens served from the prefix cache.
+    """
+
+    request_id: int
+    sample_index: int
+    attempt: int
+    first_position: int
+    new_token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    error: str | None = None
+    queue_time_s: float | None = None
+    num_cached_tokens: int = 0
+
+
+class UtilityOutput(Struct, array_like=True):
+    """Answer to a ``UtilityRequest``, or a notification when ``call_id`` is ``EEP_NOTIFICATION_CALL_ID``.
+
+    error: None on success; else one sentence, and ``result`` is None.
+    """
+
+    call_id: int
+    result: Any = None
+    error: str | None = None
+
+
+class EngineCoreOutputs(Struct, array_like=True):
+    """One message per step per client.
+
+    out_seq: counts the frames of this (engine, client) pair from 1.
+    applied: last contiguous ``line_seq`` of this client that the engine has applied.
+    report_seq: number of the first EngineReport that reflects this step.
+    dead: last words; the engine died of this reason and sends nothing more.
+    """
+
+    engine_id: EngineId
+    client_id: ClientId
+    out_seq: int
+    applied: int
+    report_seq: int
+    outputs: list[EngineCoreOutput]
+    utility_output: UtilityOutput | None = None
+    dead: str | None = None
+
+
+# --- everybody -> coordinator: the report line (section 3) ----------------------------------------------------------
+
+
+class EnginePhase(IntEnum):
+    """What an engine is doing. LOADING covers everything before it can take a request."""
+
+    LOADING = 0
+    IDLE = 1
+    RUNNING = 2
+    PARKED = 3
+    STOPPING = 4
+
+
+class Load(Struct, array_like=True, frozen=True, gc=False):
+    """Counters of one engine. The first five are gauges, the rest only grow within one incarnation.
+
+    num_queued: sequences received but not yet seen by the scheduler.
+    kv_usage: used share of the KV cache, 0..1.
+    """
+
+    num_queued: int = 0
+    num_waiting: int = 0
+    num_running: int = 0
+    num_waiting_tokens: int = 0
+    kv_usage: float = 0.0
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+    num_preemptions: int = 0
+
+
+class EngineReport(Struct, array_like=True, frozen=True, tag=1):
+    """Whole state of one engine, numbered; the newest wins and loss or repetition needs no other rule.
+
+    applied: client -> last contiguous ``line_seq`` applied.
+    detail, progress: what a LOADING engine is doing, and how far it is (0..1).
+    """
+
+    engine_id: EngineId
+    report_seq: int
+    epoch: int
+    ready_epoch: int
+    max_epoch_seen: int
+    wave: int
+    phase: EnginePhase
+    coll_seq: int
+    has_work: bool
+    applied: dict[ClientId, int]
+    load: Load
+    weights_version: int = 0
+    node: str = ""
+    device: str = ""
+    pid: int = 0
+    detail: str = ""
+    progress: float = 0.0
+
+
+class ClientInfo(Struct, array_like=True, frozen=True):
+    """Where the engines reach one client: its ROUTER for requests, its PULL for outputs (ZeroMQ endpoints)."""
+
+    client_id: ClientId
+    request_endpoint: str
+    output_endpoint: str
+
+
+class ClientReport(Struct, array_like=True, frozen=True, tag=2):
+    """A client says that it lives, and where. ``leaving`` takes it out of the group at once."""
+
+    report_seq: int
+    info: ClientInfo
+    leaving: bool = False
+
+
+class SeatState(IntEnum):
+    """What the supervisor knows of a seat's process; the engine's own phase comes with its reports."""
+
+    STARTING = 0
+    ALIVE = 1
+    LEAVING = 2
+    DEAD = 3
+
+
+class Seat(Struct, array_like=True, frozen=True):
+    """One seat of the deployment and the engine that sits in it.
+
+    reason: why the state is DEAD (exit status and last log line), else empty.
+    """
+
+    engine_id: EngineId
+    state: SeatState
+    reason: str = ""
+    node: str = ""
+
+
+class SupervisorReport(Struct, array_like=True, frozen=True, tag=3):
+    """What the supervisor wants and what its hosts have confirmed; whole and numbered like every report.
+
+    seats: every seat of the deployment. A DEAD seat is a death confirmed by its host (section 6).
+    dismissed: engines that must exit.
+    gone_clients: clients whose process the supervisor saw end.
+    """
+
+    report_seq: int
+    seats: list[Seat]
+    dismissed: list[EngineId]
+    gone_clients: list[ClientId]
+
+
+Report = EngineReport | ClientReport | SupervisorReport
+
+
+# --- coordinator -> everybody: the state line (section 3) -----------------------------------------------------------
+
+
+class Membership(Struct, array_like=True, frozen=True):
+    """Members of the group at one epoch. ``expert_placement`` is empty for groups of independent ranks."""
+
+    epoch: int
+    members: list[EngineId]
+    expert_placement: list[list[int]] = []
+
+
+class GroupState(Struct, array_like=True, frozen=True, tag=1):
+    """Whole control state, published on change and repeated until every member's report shows it.
+
+    generation, seq: of the coordinator's life and of this message; the higher pair is newer.
+    """
+
+    generation: int
+    seq: int
+    committed: Membership
+    proposal: Membership | None
+    direct: bool
+    dismissed: list[EngineId]
+    wave_started: int
+    pause: int
+    clients: list[ClientInfo]
+    seats: list[Seat]
+
+
+class LoadSnapshot(Struct, array_like=True, frozen=True, tag=2):
+    """Each engine's last report, verbatim; the coordinator adds nothing up."""
+
+    generation: int
+    seq: int
+    reports: list[EngineReport]
+
+
+StateMessage = GroupState | LoadSnapshot
+
+GROUP_TOPIC = b"G"
+"""First frame of a GroupState: engines, clients and the supervisor subscribe to it."""
+
+LOAD_TOPIC = b"L"
+"""First frame of a LoadSnapshot: clients and the supervisor subscribe to it."""

@@ -1,0 +1,29 @@
+"""How the next token of a sequence is chosen, as it travels with every request."""
+
+from msgspec import Struct
+
+
+class SamplingParams(Struct, array_like=True, frozen=True, kw_only=False):
+    """Sampling parameters of one sequence. Append-only: new fields go last, with a default.
+
+    max_tokens: output tokens at most, counted over all attempts of the sequence (>= 1).
+    min_tokens: output tokens before an end-of-sequence or stop token may end the sequence.
+    temperature: 0 is greedy.
+    top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1].
+    top_k: keep the k best tokens; 0 keeps all.
+    min_p: drop tokens below this share of the best token's probability, in [0, 1].
+    seed: always set; the client draws one when the user gave none, so that a resumed sequence goes on with its own
+        randomness.
+    stop_token_ids: tokens that end the sequence with finish reason ``stop`` and are not part of the text.
+    ignore_eos: go on past the model's end-of-sequence tokens.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False

@@ -1,0 +1,176 @@
+"""Every ZeroMQ socket of Shoal is born here, with its options set before it binds or connects.
+
+Rules kept in one place: linger 0, bounded high-water marks, bounded message size, ROUTER with MANDATORY and HANDOVER,
+IPv6 brackets, bind port 0 and publish what the system gave.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+from collections.abc import Callable, Sequence
+from enum import Enum
+from pathlib import Path
+
+import zmq
+
+from engine.wire.errors import AddressError
+
+Frames = list[bytes]
+
+HIGH_WATER_MARK = 10_000
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+MAX_IPC_PATH = 100
+
+
+class SendOutcome(Enum):
+    """What became of a non-blocking send. Only ``applied`` proves delivery of an accepted one."""
+
+    ACCEPTED = "accepted"
+    NOT_CONNECTED = "not connected"
+    FULL = "pipe full"
+
+
+def tcp_endpoint(host: str, port: int = 0) -> str:
+    """Return ``tcp://host:port``, with an IPv6 host in brackets; port 0 lets the system choose."""
+    try:
+        bracketed = f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
+    except ValueError:
+        bracketed = host
+    return f"tcp://{bracketed}:{port}"
+
+
+def ipc_endpoint(folder: Path, name: str) -> str:
+    """Return ``ipc://folder/name``; the folder is private to the run (mode 0700).
+
+    Raises:
+        AddressError: the path is longer than a Unix socket address can hold.
+    """
+    path = folder / name
+    if len(str(path)) > MAX_IPC_PATH:
+        raise AddressError(f"socket path {path} is longer than {MAX_IPC_PATH} bytes; choose a shorter run folder")
+    return f"ipc://{path}"
+
+
+def make_socket(
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    socket_type: int,
+    *,
+    identity: bytes | None = None,
+    topics: Sequence[bytes] = (),
+    high_water_mark: int = HIGH_WATER_MARK,
+) -> "zmq.Socket[bytes]":
+    """Make a socket with all options of its kind set, not yet bound or connected.
+
+    identity: routing id of a DEALER. topics: subscriptions of an XSUB.
+    """
+    socket = context.socket(socket_type)
+    socket.set(zmq.LINGER, 0)
+    socket.set(zmq.SNDHWM, high_water_mark)
+    socket.set(zmq.RCVHWM, high_water_mark)
+    socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.set(zmq.IPV6, 1)
+    socket.set(zmq.TCP_KEEPALIVE, 1)
+    if socket_type == zmq.ROUTER:
+        socket.set(zmq.ROUTER_MANDATORY, 1)
+        socket.set(zmq.ROUTER_HANDOVER, 1)
+    if identity is not None:
+        socket.set(zmq.IDENTITY, identity)
+    for topic in topics:
+        socket.send(b"\x01" + topic)
+    return socket
+
+
+def bind(socket: "zmq.Socket[bytes]", endpoint: str) -> str:
+    """Bind and return the endpoint the system gave (a real port for port 0).
+
+    Raises:
+        AddressError: with the endpoint and the system's reason.
+    """
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise AddressError(f"cannot bind {endpoint}: {error}") from error
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def connect(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
+    """Connect; the peer need not be there yet.
+
+    Raises:
+        AddressError: the endpoint is malformed.
+    """
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        raise AddressError(f"cannot connect to {endpoint}: {error}") from error
+
+
+def send_nowait(socket: "zmq.Socket[bytes]", frames: Sequence[bytes]) -> SendOutcome:
+    """Send all frames as one message without waiting."""
+    try:
+        socket.send_multipart(frames, zmq.NOBLOCK)
+    except zmq.Again:
+        return SendOutcome.FULL
+    except zmq.ZMQError as error:
+        if error.errno == zmq.EHOSTUNREACH:
+            return SendOutcome.NOT_CONNECTED
+        raise
+    return SendOutcome.ACCEPTED
+
+
+class AsyncReceiver:
+    """Hands every message of a plain socket to a callback on the running event loop.
+
+    ``zmq.asyncio`` costs about 20 us more per message, so the socket's file descriptor is watched instead. That
+    descriptor is edge-triggered: one edge may stand for many messages, and a send on the same socket may swallow it.
+    So every way out of ``_on_ready`` has either seen ``Again`` or scheduled itself, and whoever sends on the same
+    socket calls ``poke`` afterwards.
+    """
+
+    def __init__(
+        self, socket: "zmq.Socket[bytes]", on_message: Callable[[Frames], None], *, max_per_turn: int = 64
+    ) -> None:
+        self._socket = socket
+        self._on_message = on_message
+        self._max_per_turn = max_per_turn
+        self._loop = asyncio.get_running_loop()
+        self._fd = int(socket.getsockopt(zmq.FD))
+        self._scheduled: asyncio.Handle | None = None
+        self._closed = False
+        self._loop.add_reader(self._fd, self._on_ready)
+        self.poke()
+
+    def poke(self) -> None:
+        """Look for messages soon, whatever the descriptor says."""
+        if self._scheduled is None and not self._closed:
+            self._scheduled = self._loop.call_soon(self._on_scheduled)
+
+    def close(self) -> None:
+        """Stop watching; idempotent. The socket stays the caller's to close."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            self._loop.remove_reader(self._fd)
+
+    def _on_scheduled(self) -> None:
+        self._scheduled = None
+        self._on_ready()
+
+    def _on_ready(self) -> None:
+        for _ in range(self._max_per_turn):
+            if self._closed:
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._on_message(frames)
+            except BaseException:
+                self.poke()
+                raise
+        self.poke()

@@ -1,0 +1,1 @@
+"""WHAT WE SAY: accumulators and the Prometheus collector over them."""

@@ -1,0 +1,1 @@
+"""THE SERVICE: command line, configuration, HTTP API, text facade, placement and supervision."""

@@ -1,0 +1,1 @@
+"""Hosts for engine processes: Ray actors and local processes."""

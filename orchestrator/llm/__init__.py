@@ -1,0 +1,1 @@
+"""Where text meets token ids: templates, tokenizer, incremental detokenising, request streams."""
