@@ -1,0 +1,22 @@
+"""Which build speaks, and with which configuration: the handshake refuses what differs."""
+
+import hashlib
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from engine.wire.schema import describe_wire
+
+
+@cache
+def build_id() -> str:
+    """Return ``version+hash of the wire schema``: equal for processes that can talk to each other."""
+    digest = hashlib.sha256(msgspec.json.encode(describe_wire(), order="sorted")).hexdigest()
+    return f"{version('shoal')}+{digest[:8]}"
+
+
+def config_hash(config: Any) -> str:
+    """Return 16 hex digits over any msgspec-encodable configuration, independent of key order."""
+    return hashlib.sha256(msgspec.json.encode(config, order="sorted")).hexdigest()[:16]
