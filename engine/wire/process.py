@@ -1,4 +1,4 @@
-"""What every process of Shoal does first: die with its parent, leave Ctrl-C to the supervisor, read its spec, log alike.
+"""What every process does first: die with its parent, leave Ctrl-C to the supervisor, read its spec, log alike.
 
 A child is started by exec from its parent's main thread (a child started from another thread would die when that
 thread ends), with ``SHOAL_PARENT_PID`` in its environment and its spec as JSON on standard input.
