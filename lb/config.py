@@ -1,0 +1,21 @@
+"""Configuration of the coordinator process, as it travels on its standard input. Frozen; unknown keys are errors."""
+
+from msgspec import Struct
+
+
+class CoordinatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one coordinator process gets as JSON on standard input.
+
+    generation: 1 for the first coordinator of a deployment, +1 for each successor; the others ignore lower ones.
+    report_endpoint: PULL to bind for reports. state_endpoint: XPUB to bind for GroupState and LoadSnapshot.
+    client_silence_s: a client that has not reported for this long is no longer listed, and engines free its requests.
+    settle_s: a successor listens this long before it publishes, so that it never publishes an empty list of clients
+        that are merely not heard yet. Five report intervals.
+    """
+
+    generation: int
+    report_endpoint: str
+    state_endpoint: str
+    client_silence_s: float = 10.0
+    settle_s: float = 1.0
+    log_level: str = "INFO"

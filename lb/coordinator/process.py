@@ -1,0 +1,114 @@
+"""The coordinator process: two sockets and one loop around ``CoordinatorState``."""
+
+import logging
+import time
+from collections import Counter
+
+import zmq
+
+from engine.wire.codec import encode, report_decoder
+from engine.wire.errors import MalformedMessageError
+from engine.wire.messages import GROUP_TOPIC, LOAD_TOPIC
+from engine.wire.sockets import SendOutcome, bind, make_socket, send_nowait
+from lb.config import CoordinatorSpec
+from lb.coordinator.cadence import Cadence
+from lb.coordinator.state import CoordinatorState
+
+_log = logging.getLogger(__name__)
+
+_MAX_MESSAGES_PER_TURN = 1000
+_STATE_HIGH_WATER_MARK = 100  # whole states: a subscriber that is this far behind wants the next one only
+
+
+class Coordinator:
+    """Wakes for messages and deadlines only. Any bytes on any socket are counted and dropped."""
+
+    def __init__(self, spec: CoordinatorSpec) -> None:
+        self._state = CoordinatorState(spec.generation, spec.client_silence_s)
+        self._decoder = report_decoder()
+        self._group = Cadence(min_gap_s=0.005, repeat_gap_s=0.1, max_gap_s=1.0)
+        self._load = Cadence(min_gap_s=0.05, max_gap_s=1.0)
+        self._publish_from = time.monotonic() + (spec.settle_s if spec.generation > 1 else 0.0)
+        self._num_malformed = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._reports = make_socket(self._context, zmq.PULL)
+            self.report_endpoint = bind(self._reports, spec.report_endpoint)
+            self._publisher = make_socket(self._context, zmq.XPUB, high_water_mark=_STATE_HIGH_WATER_MARK)
+            self._publisher.set(zmq.XPUB_VERBOSE, 1)  # every new subscriber is heard, not only the first of a topic
+            self.state_endpoint = bind(self._publisher, spec.state_endpoint)
+        except BaseException:
+            self.close()
+            raise
+        self._poller = zmq.Poller()
+        self._poller.register(self._reports, zmq.POLLIN)
+        self._poller.register(self._publisher, zmq.POLLIN)
+
+    def run(self) -> None:
+        """Serve until an exception (the stop signal's) ends it."""
+        while True:
+            wait_s = max(0.0, self._next_deadline() - time.monotonic())
+            self._poller.poll(int(wait_s * 1000) + 1)  # in whole ms; waking just before the deadline would spin
+            self._take_reports()
+            self._take_subscriptions()
+            now = time.monotonic()
+            self._state.expire(now)
+            self._publish(now)
+
+    def statistics(self) -> Counter[str]:
+        """Return what was dropped, by kind."""
+        return self._state.dropped + Counter(malformed=self._num_malformed)
+
+    def close(self) -> None:
+        """Close the sockets; idempotent."""
+        self._context.destroy(linger=0)
+
+    def _next_deadline(self) -> float:
+        group = self._group.due_at(self._state.group_version, observed=self._state.is_observed())
+        load = self._load.due_at(self._state.load_version)
+        return max(self._publish_from, min(group, load, self._state.next_expiry()))
+
+    def _take_reports(self) -> None:
+        for _ in range(_MAX_MESSAGES_PER_TURN):
+            try:
+                frames = self._reports.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._take_report(frames)
+
+    def _take_report(self, frames: list[bytes]) -> None:
+        try:
+            report = self._decoder.decode(frames[0] if len(frames) == 1 else b"")
+        except MalformedMessageError as error:
+            self._num_malformed += 1
+            if self._num_malformed == 1:  # a PULL does not say who sent it, so all strangers are one peer
+                _log.warning("dropped bytes on the report line that are no report: %s", error)
+            return
+        self._state.on_report(report, time.monotonic())
+
+    def _take_subscriptions(self) -> None:
+        for _ in range(_MAX_MESSAGES_PER_TURN):
+            try:
+                frames = self._publisher.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if frames == [b"\x01" + GROUP_TOPIC]:
+                self._group.on_newcomer()
+            elif frames == [b"\x01" + LOAD_TOPIC]:
+                self._load.on_newcomer()
+
+    def _publish(self, now: float) -> None:
+        if now < self._publish_from:
+            return
+        version = self._state.group_version
+        if self._group.due_at(version, observed=self._state.is_observed()) <= now:
+            self._send(GROUP_TOPIC, encode(self._state.group_state()))
+            self._group.on_published(version, now)
+        version = self._state.load_version
+        if self._load.due_at(version) <= now:
+            self._send(LOAD_TOPIC, encode(self._state.load_snapshot()))
+            self._load.on_published(version, now)
+
+    def _send(self, topic: bytes, payload: bytes) -> None:
+        outcome = send_nowait(self._publisher, [topic, payload])
+        assert outcome is SendOutcome.ACCEPTED, "a publisher drops for slow subscribers and never refuses"

@@ -1,0 +1,172 @@
+"""What the coordinator knows and says, as plain data: reports and ``now`` in, messages out."""
+
+from collections import Counter
+
+from msgspec.structs import astuple
+
+from engine.wire.ids import EngineId
+from engine.wire.messages import (
+    ClientReport,
+    EnginePhase,
+    EngineReport,
+    GroupState,
+    LoadSnapshot,
+    Membership,
+    Report,
+    Seat,
+    SeatState,
+    SupervisorReport,
+)
+from lb.coordinator.clients import ClientRegistry
+
+MAX_SEATS = 4096
+_MAX_ID = 2**32
+
+_SERVING = (EnginePhase.IDLE, EnginePhase.RUNNING)
+
+
+class CoordinatorState:
+    """Keeps everybody's newest report and derives the group from them.
+
+    Newest means highest (incarnation, report_seq) per seat, so loss, repetition and reordering need no other rule. The
+    coordinator adds nothing up and declares nothing: a death is what the supervisor confirmed, and an engine that is
+    merely silent stays a member with its last report.
+
+    group_version, load_version: rise whenever the next GroupState or LoadSnapshot would say something new.
+    """
+
+    def __init__(self, generation: int, client_silence_s: float) -> None:
+        self._generation = generation
+        self._seq = 0
+        self._clients = ClientRegistry(client_silence_s)
+        self._reports: dict[int, EngineReport] = {}
+        self._seats: dict[int, Seat] = {}
+        self._dismissed: frozenset[EngineId] = frozenset()
+        self._supervisor_seq = -1
+        self._membership = Membership(0, [])
+        self.group_version = 0
+        self.load_version = 0
+        self.dropped: Counter[str] = Counter()
+
+    def on_report(self, report: Report, now: float) -> None:
+        """Take one report from anybody; an old one, or one that makes no sense, is counted and dropped."""
+        if isinstance(report, EngineReport):
+            self._on_engine(report)
+        elif isinstance(report, ClientReport):
+            self._on_client(report, now)
+        else:
+            self._on_supervisor(report)
+
+    def expire(self, now: float) -> None:
+        """Take out clients that have been silent for too long."""
+        if self._clients.expire(now):
+            self.group_version += 1
+
+    def next_expiry(self) -> float:
+        """Return when ``expire`` may next have something to do."""
+        return self._clients.next_expiry()
+
+    def is_observed(self) -> bool:
+        """Tell whether every member has shown in its report that it saw the current epoch."""
+        epoch = self._membership.epoch
+        return all(self._reports[member.rank].max_epoch_seen >= epoch for member in self._membership.members)
+
+    def group_state(self) -> GroupState:
+        """Return the next GroupState. Waves, pause and proposals belong to lockstep groups and are at rest here."""
+        self._seq += 1
+        return GroupState(
+            generation=self._generation,
+            seq=self._seq,
+            committed=self._membership,
+            proposal=None,
+            direct=False,
+            dismissed=sorted(self._dismissed),
+            wave_started=0,
+            pause=0,
+            clients=self._clients.live(),
+            seats=list(self._seats.values()),
+        )
+
+    def load_snapshot(self) -> LoadSnapshot:
+        """Return the next LoadSnapshot: the last report of every engine that is not known to be gone, verbatim."""
+        self._seq += 1
+        return LoadSnapshot(self._generation, self._seq, [self._reports[rank] for rank in sorted(self._reports)])
+
+    def _on_engine(self, report: EngineReport) -> None:
+        engine_id = report.engine_id
+        if not self._is_sane(engine_id) or not self._is_listed(engine_id):
+            self.dropped["engine report from nobody"] += 1
+            return
+        known = self._reports.get(engine_id.rank)
+        if known is not None and _order(report) <= _order(known):
+            self.dropped["old engine report"] += 1
+            return
+        self._reports[engine_id.rank] = report
+        if known is None or _content(known) != _content(report):
+            self.load_version += 1
+        if (known is not None and known.engine_id != engine_id) or self._belongs(report) != self._is_member(engine_id):
+            self._refresh_members()
+
+    def _on_client(self, report: ClientReport, now: float) -> None:
+        client_id = report.info.client_id
+        if not (0 <= client_id.index < _MAX_ID and 0 <= client_id.incarnation < _MAX_ID):
+            self.dropped["client report from nobody"] += 1
+        elif self._clients.on_report(report, now):
+            self.group_version += 1
+
+    def _on_supervisor(self, report: SupervisorReport) -> None:
+        if report.report_seq <= self._supervisor_seq or len(report.seats) > MAX_SEATS:
+            self.dropped["old supervisor report"] += 1
+            return
+        self._supervisor_seq = report.report_seq
+        seats = {seat.engine_id.rank: seat for seat in report.seats}
+        dismissed = frozenset(report.dismissed)
+        clients_changed = self._clients.on_gone(report.gone_clients)
+        if seats != self._seats or dismissed != self._dismissed or clients_changed:
+            self._seats = seats
+            self._dismissed = dismissed
+            self.group_version += 1
+            self._forget_the_gone()
+            self._refresh_members()
+
+    def _forget_the_gone(self) -> None:
+        gone = [rank for rank, report in self._reports.items() if not self._is_listed(report.engine_id)]
+        for rank in gone:
+            del self._reports[rank]
+            self.load_version += 1
+
+    def _refresh_members(self) -> None:
+        members = sorted(report.engine_id for report in self._reports.values() if self._belongs(report))
+        if members != self._membership.members:
+            seen = max((report.max_epoch_seen for report in self._reports.values()), default=0)
+            # An epoch names one membership for good: behind a restart it goes on above all that anybody has seen.
+            self._membership = Membership(max(self._membership.epoch, seen) + 1, members)
+            self.group_version += 1
+
+    def _is_sane(self, engine_id: EngineId) -> bool:
+        known = engine_id.rank in self._reports or len(self._reports) < MAX_SEATS
+        return known and 0 <= engine_id.rank < _MAX_ID and 0 <= engine_id.incarnation < _MAX_ID
+
+    def _is_listed(self, engine_id: EngineId) -> bool:
+        """Tell whether the supervisor's seats allow for this engine. Before they are known every engine may report."""
+        if not self._seats:
+            return True
+        seat = self._seats.get(engine_id.rank)
+        if seat is None or engine_id.incarnation < seat.engine_id.incarnation:
+            return False
+        return engine_id != seat.engine_id or seat.state != SeatState.DEAD
+
+    def _is_member(self, engine_id: EngineId) -> bool:
+        return engine_id in self._membership.members
+
+    def _belongs(self, report: EngineReport) -> bool:
+        return report.phase in _SERVING and report.engine_id not in self._dismissed
+
+
+def _order(report: EngineReport) -> tuple[int, int]:
+    return report.engine_id.incarnation, report.report_seq
+
+
+def _content(report: EngineReport) -> tuple[object, ...]:
+    """Return everything but who and which number: two leading fields."""
+    return astuple(report)[2:]

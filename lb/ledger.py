@@ -1,0 +1,137 @@
+"""One client's own exact view of what it has in flight on one engine, merged with the engine's last report."""
+
+from collections import deque
+
+from engine.wire.ids import EngineId
+from engine.wire.messages import Load
+from lb.load import RUNNING_WEIGHT, arrival_weight, reported_load
+
+MAX_UNCOVERED_FINISHES = 10_000
+
+
+class LedgerEntry:
+    """One sequence of this client on this engine.
+
+    line_seq: number of its ADD on the line. finished_seq: first report that reflects its end; None while unfinished.
+    """
+
+    __slots__ = ("cost", "finished_seq", "line_seq")
+
+    def __init__(self, line_seq: int, cost: int) -> None:
+        self.line_seq = line_seq
+        self.cost = cost
+        self.finished_seq: int | None = None
+
+
+class EngineLedger:
+    """Counts this client's sequences on one engine so that nothing is counted twice and nothing is missed.
+
+    The report says what the engine had at ``report_seq``, after it applied this client's messages up to ``applied``.
+    Own sequences behind ``applied`` are not in it yet; own sequences that ended later are still in it:
+
+        load = reported + clients * weight * cost(own unfinished, line_seq > applied)
+                        - cost(own, line_seq <= applied, finished after report_seq)
+
+    The factor ``clients`` assumes that the other clients, which see the same report, send as much as this one.
+    Without a report, or when reports of this engine stopped, own unfinished sequences (times clients, so that the
+    figure stays comparable with reported ones) are all there is.
+    """
+
+    __slots__ = (
+        "_applied",
+        "_finished",
+        "_report_seq",
+        "_reported",
+        "_unapplied",
+        "_weight",
+        "engine_id",
+        "finished_cost",
+        "fresh_at",
+        "num_picks",
+        "num_unfinished",
+        "stale",
+        "unapplied_cost",
+        "unfinished_cost",
+    )
+
+    def __init__(self, engine_id: EngineId) -> None:
+        self.engine_id = engine_id
+        self.num_picks = 0
+        self.num_unfinished = 0
+        self.unfinished_cost = 0
+        self.unapplied_cost = 0
+        self.finished_cost = 0
+        self.stale = True
+        self.fresh_at = float("-inf")
+        self._report_seq = -1
+        self._applied = 0
+        self._reported = 0
+        self._weight = 1
+        # Unfinished entries with line_seq > applied, in the order of their line_seq.
+        self._unapplied: dict[int, LedgerEntry] = {}
+        # Finished entries that a report may still count. Bounded, because while the coordinator is away no report
+        # comes to clear it; what falls out is at worst counted once more in the first report after its return.
+        self._finished: deque[LedgerEntry] = deque(maxlen=MAX_UNCOVERED_FINISHES)
+
+    def add(self, line_seq: int, cost: int) -> LedgerEntry:
+        """Record a sequence whose ADD is about to be sent as ``line_seq``."""
+        entry = LedgerEntry(line_seq, cost)
+        self._unapplied[line_seq] = entry
+        self.num_unfinished += 1
+        self.unfinished_cost += cost
+        self.unapplied_cost += cost
+        self.num_picks += 1
+        return entry
+
+    def withdraw(self, entry: LedgerEntry) -> None:
+        """Forget a sequence whose ADD was never sent."""
+        self._end(entry)
+        self.num_picks -= 1
+
+    def finish(self, entry: LedgerEntry, report_seq: int) -> None:
+        """Record the end of a sequence, seen in an output frame that report ``report_seq`` is the first to reflect."""
+        self._end(entry)
+        entry.finished_seq = report_seq
+        if report_seq > self._report_seq:
+            self._finished.append(entry)
+            if entry.line_seq <= self._applied:
+                self.finished_cost += entry.cost
+
+    def on_report(self, report_seq: int, applied: int, load: Load, now: float) -> None:
+        """Take the engine's last report; an old or repeated one changes nothing."""
+        if report_seq <= self._report_seq:
+            return
+        self._report_seq = report_seq
+        self._applied = max(applied, self._applied)
+        self._reported = reported_load(load)
+        self._weight = arrival_weight(load)
+        self.fresh_at = now
+        self.stale = False
+        self._settle()
+
+    def load(self, num_clients: int) -> int:
+        """Return the load of this engine in load units, never negative."""
+        if self.stale:
+            return num_clients * self.unfinished_cost
+        unseen = num_clients * self._weight * self.unapplied_cost
+        return max(0, self._reported + unseen - RUNNING_WEIGHT * self.finished_cost)
+
+    def _end(self, entry: LedgerEntry) -> None:
+        assert entry.finished_seq is None, "a sequence ends once"
+        entry.finished_seq = -1
+        self.num_unfinished -= 1
+        self.unfinished_cost -= entry.cost
+        if self._unapplied.pop(entry.line_seq, None) is not None:
+            self.unapplied_cost -= entry.cost
+
+    def _settle(self) -> None:
+        covered = []
+        for line_seq in self._unapplied:
+            if line_seq > self._applied:
+                break
+            covered.append(line_seq)
+        for line_seq in covered:
+            self.unapplied_cost -= self._unapplied.pop(line_seq).cost
+        while self._finished and (self._finished[0].finished_seq or 0) <= self._report_seq:
+            self._finished.popleft()
+        self.finished_cost = sum(entry.cost for entry in self._finished if entry.line_seq <= self._applied)

@@ -1,0 +1,27 @@
+"""What a client knows about one engine, for people and metrics."""
+
+from dataclasses import dataclass
+
+from engine.wire.ids import EngineId
+from engine.wire.messages import EngineReady, EngineReport, Seat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineView:
+    """One engine as one client sees it at one moment.
+
+    state: ``loading`` (no handshake yet), ``ready`` (takes requests), ``leaving`` (finishes what it has) or ``dead``.
+    reason: why it is dead or refused, else empty.
+    report: its last report in the snapshot. ready: its handshake. seat: what the supervisor says. None: not heard yet.
+    num_in_flight: this client's unfinished sequences on it. load_score: what picks compare. num_picks: since it came.
+    """
+
+    engine_id: EngineId
+    state: str
+    reason: str
+    report: EngineReport | None
+    ready: EngineReady | None
+    seat: Seat | None
+    num_in_flight: int
+    load_score: float
+    num_picks: int
