@@ -1,19 +1,19 @@
-"""Every test runs leak-checked; ``async def`` tests run on their own event loop."""
+"""Every test runs leak-checked; ``async def`` tests run on their own event loop; hypothesis repeats itself."""
 
 import asyncio
 import gc
 import inspect
-import os
-import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
 from typing import Any
 
-import psutil
+import hypothesis
 import pytest
 
-_LEAK_PATIENCE_S = 5.0
+from tests.leaks import adopt_orphans, held, wait_given_back
+
+# Derandomised, so that a run means the same tomorrow; no deadline, because the machine's mood is not the code's.
+hypothesis.settings.register_profile("shoal", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("shoal")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -35,49 +35,21 @@ async def _leaving_no_task(test: Callable[..., Coroutine[Any, Any, None]], argum
     assert not left, f"tasks left behind: {left}"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def orphans_are_ours() -> None:
+    """Let the leak check see processes that outlive the process that started them."""
+    adopt_orphans()
+
+
 @pytest.fixture(autouse=True)
 def leak_check(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail the test that leaves a thread, a child process or a socket behind.
+    """Fail the test that leaves a thread, a process or a socket behind.
 
-    Session-wide fixtures (a Ray head, a deployment) must be set up before the check begins: a test lists them as
-    arguments and carries the marker ``ray``, which limits the check to what the test itself started.
+    Fixtures of a wider scope are set up before this one, so what they hold is not the test's. A test that uses a Ray
+    head in this process carries the marker ``ray``: what Ray itself starts and opens is then left out.
     """
-    for name in request.fixturenames:
-        if name != "leak_check" and request._arg2fixturedefs.get(name, [None])[-1] is not None:
-            definition = request._arg2fixturedefs[name][-1]
-            if definition.scope in ("session", "module"):
-                request.getfixturevalue(name)
-    before = _held()
+    ignore_ray = request.node.get_closest_marker("ray") is not None
+    before = held(ignore_ray=ignore_ray)
     yield
-    deadline = time.monotonic() + _LEAK_PATIENCE_S
-    while (leaked := _held() - before) and time.monotonic() < deadline:
-        gc.collect()
-        threading.Event().wait(0.02)
-    assert not leaked, f"left behind: {sorted(leaked)}"
-
-
-def _held() -> set[str]:
-    threads = {f"thread {t.name} {t.ident}" for t in threading.enumerate()}
-    children = {f"process {p.pid} {p.name()}" for p in _children()}
-    sockets = {f"descriptor {fd} {target}" for fd, target in _descriptors() if target.startswith("socket:")}
-    return threads | children | sockets
-
-
-def _children() -> list[psutil.Process]:
-    alive = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE:
-                process.name()
-                alive.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    return alive
-
-
-def _descriptors() -> Iterator[tuple[str, str]]:
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            yield entry.name, os.readlink(entry)
-        except OSError:
-            continue
+    leaked = wait_given_back(before, ignore_ray=ignore_ray)
+    assert not leaked, "left behind:\n" + "\n".join(sorted(leaked))

@@ -1,0 +1,77 @@
+"""What this process holds that a finished test must have given back: threads, processes, sockets."""
+
+import ctypes
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PATIENCE_S = 5.0
+_POLL_S = 0.02
+
+# Daemons of a Ray head and its pre-started workers come and go while a head lives; an actor (`ray::Name`) is no such.
+_RAY_MARKS = ("raylet", "gcs_server", "ray::IDLE", "/ray/dashboard/", "/ray/_private/", "/ray/autoscaler/")
+
+
+def adopt_orphans() -> None:
+    """Make every orphan below this process its child, so that a process that outlives its parent is seen."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def held(*, ignore_ray: bool = False) -> set[str]:
+    """Return one line for each thread, ZeroMQ context thread, live process below and socket of this process.
+
+    ignore_ray: leave out what a Ray head in this process starts and opens by itself, sockets included.
+    """
+    processes = {line for line in _processes() if not (ignore_ray and any(mark in line for mark in _RAY_MARKS))}
+    threads = {line for line in _threads() if not (ignore_ray and "ray" in line)}
+    return processes | threads | (set() if ignore_ray else set(_sockets()))
+
+
+def wait_given_back(before: set[str], *, ignore_ray: bool = False) -> set[str]:
+    """Wait until nothing is held that was not held before; return what still is after some seconds."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while (leaked := held(ignore_ray=ignore_ray) - before) and time.monotonic() < deadline:
+        gc.collect()
+        threading.Event().wait(_POLL_S)
+    return leaked
+
+
+def _threads() -> Iterator[str]:
+    for thread in threading.enumerate():
+        yield f"thread {thread.name} {thread.ident}"
+    for task in Path("/proc/self/task").iterdir():
+        name = _read(task / "comm")
+        if name.startswith("ZMQbg"):  # an open zmq.Context
+            yield f"thread {name} {task.name}"
+
+
+def _processes() -> Iterator[str]:
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE:
+                yield f"process {process.pid} {process.name()} {' '.join(process.cmdline())}"
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _sockets() -> Iterator[str]:
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except OSError:  # closed since the listing
+            continue
+        if target.startswith("socket:"):
+            yield f"descriptor {entry.name} {target}"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:  # the thread has ended since the listing
+        return ""
