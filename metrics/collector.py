@@ -1,0 +1,169 @@
+"""Turns accumulators and engine views into metric families when a scrape asks, and never before."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.metadata import version
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.wire.build import build_id
+from lb.views import EngineView
+from metrics.histogram import Histogram
+from metrics.stats import RankStats, ServingStats
+
+_STATES = ("loading", "ready", "leaving", "dead")
+_ENGINE = ["engine"]
+
+_RANK_GAUGES: tuple[tuple[str, str, Callable[[EngineView], float]], ...] = (
+    (
+        "shoal_engine_up",
+        "1 when the rank takes requests, 0 while it loads or leaves",
+        lambda view: view.state == "ready",
+    ),
+    (
+        "shoal_requests_running",
+        "Sequences in the rank's running batch, of all clients",
+        lambda view: view.report.load.num_running if view.report else 0,
+    ),
+    (
+        "shoal_requests_waiting",
+        "Sequences the rank has received and not started, of all clients",
+        lambda view: view.report.load.num_queued + view.report.load.num_waiting if view.report else 0,
+    ),
+    (
+        "shoal_kv_cache_usage_ratio",
+        "Used share of the rank's KV cache, 0 to 1",
+        lambda view: view.report.load.kv_usage if view.report else 0.0,
+    ),
+)
+
+_RANK_COUNTERS: tuple[tuple[str, str, Callable[[RankStats], int]], ...] = (
+    ("shoal_picks", "Sequences sent to the rank", lambda stats: stats.num_picks),
+    ("shoal_prompt_tokens", "Prompt tokens of the rank's finished sequences", lambda stats: stats.num_prompt),
+    ("shoal_generation_tokens", "Output tokens received from the rank", lambda stats: stats.num_generated),
+)
+
+_RANK_HISTOGRAMS: tuple[tuple[str, str, Callable[[RankStats], Histogram]], ...] = (
+    (
+        "shoal_time_to_first_token_seconds",
+        "From a request's arrival to the first token of a sequence",
+        lambda stats: stats.first_token,
+    ),
+    (
+        "shoal_inter_token_latency_seconds",
+        "Between two output tokens of a sequence; tokens that come together share their gap",
+        lambda stats: stats.inter_token,
+    ),
+    (
+        "shoal_request_queue_time_seconds",
+        "From the engine's receipt of a sequence to its first step",
+        lambda stats: stats.queue_time,
+    ),
+    (
+        "shoal_e2e_request_latency_seconds",
+        "From a request's arrival to the end of a sequence",
+        lambda stats: stats.e2e,
+    ),
+)
+
+
+class ServingCollector(Collector):
+    """Families of one API process. See ``make_registry`` for the arguments."""
+
+    def __init__(
+        self,
+        stats: ServingStats,
+        views: Callable[[], Sequence[EngineView]],
+        snapshot_age_s: Callable[[], float | None],
+        loop_lag_s: Callable[[], float],
+    ) -> None:
+        self._stats = stats
+        self._views = views
+        self._snapshot_age_s = snapshot_age_s
+        self._loop_lag_s = loop_lag_s
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing, so that registering does not scrape a client that is not connected yet."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family; a rank has its series from its first appearance until its death or removal."""
+        newest = _newest_lives(self._views())
+        alive = {rank: view for rank, view in sorted(newest.items()) if view.state != "dead"}
+        yield from _rank_gauges(alive)
+        yield from self._rank_totals(alive)
+        yield _by_label("shoal_requests", "Ended sequences, by reason", "reason", self._stats.finished)
+        yield _by_label(
+            "shoal_requests_rejected", "Requests refused at the door, by HTTP status", "status", self._stats.rejected
+        )
+        yield _engines(newest.values())
+        yield from self._process_families()
+
+    def _rank_totals(self, ranks: Iterable[int]) -> Iterator[Metric]:
+        of_rank = {rank: self._stats.ranks.get(rank) or RankStats() for rank in ranks}
+        for name, help_text, count_of in _RANK_COUNTERS:
+            counter = CounterMetricFamily(name, help_text, labels=_ENGINE)
+            for rank, stats in of_rank.items():
+                counter.add_metric([str(rank)], count_of(stats))
+            yield counter
+        for name, help_text, histogram_of in _RANK_HISTOGRAMS:
+            family = HistogramMetricFamily(name, help_text, labels=_ENGINE)
+            for rank, stats in of_rank.items():
+                _add_histogram(family, [str(rank)], histogram_of(stats))
+            yield family
+
+    def _process_families(self) -> Iterator[Metric]:
+        prompts = HistogramMetricFamily("shoal_request_prompt_tokens", "Tokens of accepted prompts", labels=[])
+        _add_histogram(prompts, [], self._stats.prompt_lengths)
+        yield prompts
+        age_s = self._snapshot_age_s()
+        yield GaugeMetricFamily(
+            "shoal_snapshot_age_seconds",
+            "Time since the last load snapshot of the coordinator; infinite before the first",
+            value=float("inf") if age_s is None else age_s,
+        )
+        yield GaugeMetricFamily(
+            "shoal_event_loop_lag_seconds",
+            "Longest delay of the API process's event loop in the last 10 to 20 seconds",
+            value=self._loop_lag_s(),
+        )
+        build = GaugeMetricFamily(
+            "shoal_build_info", "Always 1; the labels name the build", labels=["version", "build_id"]
+        )
+        build.add_metric([version("shoal"), build_id()], 1)
+        yield build
+
+
+def _newest_lives(views: Iterable[EngineView]) -> dict[int, EngineView]:
+    """Return rank -> its view of the highest incarnation."""
+    return {view.engine_id.rank: view for view in sorted(views, key=lambda view: view.engine_id)}
+
+
+def _rank_gauges(alive: dict[int, EngineView]) -> Iterator[Metric]:
+    for name, help_text, value_of in _RANK_GAUGES:
+        gauge = GaugeMetricFamily(name, help_text, labels=_ENGINE)
+        for rank, view in alive.items():
+            gauge.add_metric([str(rank)], value_of(view))
+        yield gauge
+
+
+def _engines(views: Iterable[EngineView]) -> Metric:
+    count = Counter(view.state for view in views)
+    gauge = GaugeMetricFamily("shoal_engines", "Ranks by state", labels=["state"])
+    for state in _STATES:
+        gauge.add_metric([state], count[state])
+    return gauge
+
+
+def _by_label(name: str, help_text: str, label: str, counts: Counter[str]) -> Metric:
+    counter = CounterMetricFamily(name, help_text, labels=[label])
+    for value, count in sorted(counts.items()):
+        counter.add_metric([value], count)
+    return counter
+
+
+def _add_histogram(family: HistogramMetricFamily, labels: list[str], histogram: Histogram) -> None:
+    buckets = [("+Inf" if math.isinf(bound) else repr(float(bound)), count) for bound, count in histogram.cumulative()]
+    family.add_metric(labels, buckets, histogram.total)
