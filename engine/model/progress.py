@@ -1,0 +1,47 @@
+"""Turns the loading library's progress bars into numbers a report can carry."""
+
+import contextlib
+import io
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+OnProgress = Callable[[str, float], None]
+"""Called with what is being done (for people) and how far loading is, 0..1."""
+
+_BAR = re.compile(r"^\s*(?P<what>[^\r\n:%]*):\s+(?P<percent>\d{1,3})%\|")
+
+
+@contextlib.contextmanager
+def progress_bars_to(on_progress: OnProgress, start: float, end: float) -> Iterator[None]:
+    """Report every progress bar drawn inside as ``start..end``; everything else reaches standard error as before.
+
+    The library draws on ``sys.stderr`` and offers no hook for its GGUF conversion, the slowest part.
+    """
+    with contextlib.redirect_stderr(_BarReader(sys.stderr, on_progress, start, end)):
+        yield
+
+
+class _BarReader(io.TextIOBase):
+    """A standard error that reads progress bars instead of showing them."""
+
+    def __init__(self, stderr: TextIO, on_progress: OnProgress, start: float, end: float) -> None:
+        self._stderr = stderr
+        self._on_progress = on_progress
+        self._start = start
+        self._span = end - start
+        self._percent = -1
+
+    def write(self, text: str) -> int:
+        bar = _BAR.match(text.lstrip("\r"))
+        if bar is not None:
+            self._report(bar["what"].rstrip("."), int(bar["percent"]))
+        elif text.strip():
+            self._stderr.write(text)
+        return len(text)
+
+    def _report(self, what: str, percent: int) -> None:
+        if percent > self._percent:  # a second bar starts over; progress that went back would confuse
+            self._percent = percent
+            self._on_progress(what, self._start + self._span * percent / 100)

@@ -1,0 +1,96 @@
+"""Runs planned steps on a real model: one flattened forward pass, then one draw per sampling sequence."""
+
+import gc
+from collections.abc import Sequence
+
+import torch
+
+from engine.config import ModelConfig, SchedulerConfig
+from engine.core.protocol import RunnerLimits
+from engine.model.loader import LoadedModel, load_model
+from engine.model.progress import OnProgress
+from engine.runner.attention import ATTENTION_NAME, STEP_KEYWORD, PagedStep, register_attention
+from engine.runner.batch import StepBatch, make_batch
+from engine.runner.kv_cache import PagedKVCache, count_blocks
+from engine.runner.probe import probe_layers
+from engine.runner.sampler import sample
+from engine.scheduler.plan import Sample, StepPlan
+from engine.wire.errors import StartupError
+
+
+class TorchRunner:
+    """A Hugging Face decoder behind the ``Runner`` protocol. Constructed and run from any one thread at a time."""
+
+    def __init__(self, model: ModelConfig, scheduler: SchedulerConfig, on_progress: OnProgress) -> None:
+        """Load the weights and allocate the cache.
+
+        Raises:
+            StartupError: model, device, dtype, lengths and memory do not fit together; names the knob.
+        """
+        torch.set_num_threads(model.num_threads)  # of the whole process: ranks with more threads than cores collapse
+        register_attention()
+        loaded = load_model(model, ATTENTION_NAME, on_progress)
+        on_progress("measuring layers", 0.92)
+        shapes = probe_layers(loaded)
+        max_model_len = _max_model_len(loaded, model.max_model_len)
+        on_progress("allocating the KV cache", 0.95)
+        num_blocks = count_blocks(shapes, scheduler, max_model_len)
+        cache = PagedKVCache(shapes, num_blocks, scheduler.block_size, loaded.device)
+        self._on_device: tuple[LoadedModel, PagedKVCache] | None = (loaded, cache)
+        self._limits = RunnerLimits(
+            max_model_len=max_model_len,
+            vocab_size=loaded.info.vocab_size,
+            num_blocks=num_blocks,
+            block_size=scheduler.block_size,
+            eos_token_ids=frozenset(loaded.info.eos_token_ids),
+            device=str(loaded.device),
+            dtype=str(loaded.dtype).removeprefix("torch."),
+        )
+        on_progress("loaded", 1.0)
+
+    @property
+    def limits(self) -> RunnerLimits:
+        """Return what the loaded model can do."""
+        return self._limits
+
+    def run(self, plan: StepPlan) -> Sequence[Sample]:
+        """Run the step; one sample per chunk with ``samples`` set, in plan order."""
+        assert self._on_device is not None, "the runner is closed"
+        loaded, cache = self._on_device
+        if not plan.chunks:
+            return []
+        with torch.inference_mode():  # per thread, so entered here and not where the model was loaded
+            batch = make_batch(plan, cache.block_size, cache.padding_block, loaded.device)
+            if batch.begun_blocks.numel():
+                cache.clear(batch.begun_blocks)
+            logits = _forward(loaded, cache, batch)
+            return sample(logits, [chunk.sequence for chunk in plan.chunks if chunk.samples])
+
+    def close(self) -> None:
+        """Free the device; idempotent."""
+        self._on_device = None
+        gc.collect()
+        if self._limits.device.startswith("cuda"):
+            torch.cuda.empty_cache()
+
+
+def _forward(loaded: LoadedModel, cache: PagedKVCache, batch: StepBatch) -> torch.Tensor:
+    """Return the logits [S, vocabulary] of the sampling rows."""
+    output = loaded.model(
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        use_cache=False,
+        logits_to_keep=batch.sampled_rows,
+        **{STEP_KEYWORD: PagedStep(cache, batch)},
+    )
+    logits: torch.Tensor = output.logits[0]
+    return logits
+
+
+def _max_model_len(loaded: LoadedModel, wanted: int | None) -> int:
+    limit = loaded.info.max_model_len
+    if wanted is None and limit is None:
+        raise StartupError(f"{loaded.info.architecture} names no length limit; set max_model_len")
+    if wanted is not None and limit is not None and wanted > limit:
+        raise StartupError(f"max_model_len={wanted} is more than the model's {limit} positions")
+    return wanted if wanted is not None else int(limit or 0)
