@@ -55,6 +55,9 @@ class EngineCore(Protocol):
     def free_client(self, client_id: ClientId) -> None:
         """Free every sequence of a client that has gone; nothing more is said to it."""
 
+    def abort_all(self) -> None:
+        """Free every sequence; each ends with an ABORT output of the next step."""
+
     def has_work(self) -> bool:
         """Tell whether the next step has anything to do or to say."""
 

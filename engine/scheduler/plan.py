@@ -19,6 +19,9 @@ class SequenceState:
     num_computed: tokens whose keys and values are in the cache; always < len(token_ids) while unfinished.
     block_table: KV blocks in order; block i holds positions [i * block_size, (i + 1) * block_size).
     received_at: monotonic seconds of this process at receipt.
+    num_resumed: output tokens of earlier attempts, already known when this attempt began.
+    arrival: position in the order of arrival at this engine; kept across preemptions, so that a preempted sequence
+        comes before every later one. scheduled_at: start of the step that first ran a part of it.
     """
 
     client_id: ClientId
@@ -33,6 +36,9 @@ class SequenceState:
     cost: int = 1
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
+    num_resumed: int = 0
+    arrival: int = 0
+    scheduled_at: float | None = None
 
     @property
     def key(self) -> SequenceKey:

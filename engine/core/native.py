@@ -1,0 +1,119 @@
+"""Shoal's own EngineCore: the scheduler decides, a runner runs. Serves the torch and the sim runner alike."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from engine.config import SchedulerConfig
+from engine.core.protocol import Runner, RunnerLimits
+from engine.core.validation import find_fault
+from engine.scheduler.plan import SequenceKey, SequenceState
+from engine.scheduler.scheduler import Scheduler
+from engine.wire.ids import ClientId
+from engine.wire.messages import AddRequest, EngineCoreOutput, Load
+
+
+class NativeCore:
+    """One rank's engine over any runner; implements ``engine.core.protocol.EngineCore``.
+
+    A fault of one request ends that request alone. What ``Runner.run`` raises is a fault of the step and propagates:
+    the runner's state is unknown then, and the process must die with last words.
+    """
+
+    def __init__(self, config: SchedulerConfig, runner: Runner) -> None:
+        self._runner = runner
+        self._scheduler = Scheduler(config, runner.limits)
+        self._utilities: dict[str, Callable[..., Any]] = {
+            "echo": _echo,
+            "get_load": self._get_load,
+            "statistics": self._statistics,
+        }
+
+    @property
+    def limits(self) -> RunnerLimits:
+        """Return what the loaded model can do, with ``max_model_len`` bounded by what the KV cache holds."""
+        return replace(self._runner.limits, max_model_len=self._scheduler.max_len)
+
+    def add_request(self, request: AddRequest, received_at: float) -> None:
+        """Queue one sequence; one that cannot be served ends with an ERROR output of the next step."""
+        sequence = _to_sequence(request, received_at)
+        fault = find_fault(request, self._runner.limits, self._scheduler.max_len)
+        if fault is None:
+            self._scheduler.add(sequence)
+        else:
+            self._scheduler.refuse(sequence, fault)
+
+    def abort_requests(self, keys: Sequence[tuple[SequenceKey, int]]) -> None:
+        """End sequences with ABORT, each named by (key, attempt); unknown ones are left alone."""
+        for key, attempt in keys:
+            self._scheduler.abort(key, attempt)
+
+    def abort_all(self) -> None:
+        """End every sequence with ABORT."""
+        self._scheduler.abort_all()
+
+    def free_client(self, client_id: ClientId) -> None:
+        """Free every sequence of a client that has gone; nothing more is said to it."""
+        self._scheduler.free_client(client_id)
+
+    def has_work(self) -> bool:
+        """Tell whether the next step has anything to do or to say."""
+        return self._scheduler.has_work()
+
+    def step(self, now: float) -> Mapping[ClientId, list[EngineCoreOutput]]:
+        """Plan, run and commit one step; a plan without chunks only delivers what there is to say."""
+        plan = self._scheduler.plan()
+        samples = self._runner.run(plan) if plan.chunks else ()
+        return self._scheduler.apply(plan, samples, now)
+
+    def load(self) -> Load:
+        """Return the counters as they are between two steps."""
+        return self._scheduler.load()
+
+    def call(self, method: str, args: Sequence[Any]) -> Any:
+        """Run a registered utility method.
+
+        Raises:
+            ValueError: no such method; names those there are.
+        """
+        utility = self._utilities.get(method)
+        if utility is None:
+            raise ValueError(f"no utility method {method!r}; there are {', '.join(sorted(self._utilities))}")
+        return utility(*args)
+
+    def close(self) -> None:
+        """Free the device."""
+        self._runner.close()
+
+    def _get_load(self) -> dict[str, Any]:
+        return msgspec.structs.asdict(self.load())
+
+    def _statistics(self) -> dict[str, Any]:
+        limits = self.limits
+        return self._get_load() | {
+            "num_kv_tokens": limits.num_blocks * limits.block_size,
+            "max_model_len": limits.max_model_len,
+        }
+
+
+def _echo(value: Any) -> Any:
+    return value
+
+
+def _to_sequence(request: AddRequest, received_at: float) -> SequenceState:
+    """Return the scheduler's view; a resumed request is a preempted sequence that starts here."""
+    return SequenceState(
+        client_id=request.client_id,
+        request_id=request.request_id,
+        sample_index=request.sample_index,
+        attempt=request.attempt,
+        sampling=request.sampling,
+        token_ids=request.prompt_token_ids + request.output_token_ids,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        received_at=received_at,
+        priority=request.priority,
+        cost=request.cost,
+        num_resumed=len(request.output_token_ids),
+    )

@@ -1,0 +1,94 @@
+"""The engine process: ``python -m engine.main`` with an ``EngineSpec`` as JSON on standard input."""
+
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+from engine.config import EngineKind, EngineSpec
+from engine.core.native import NativeCore
+from engine.core.protocol import Runner
+from engine.proc.proc import EngineCoreProc
+from engine.sim.runner import SimRunner
+from engine.wire.build import build_id
+from engine.wire.errors import StartupError
+from engine.wire.process import configure_logging, die_with_parent, ignore_interrupt, read_spec
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+log = logging.getLogger("engine.main")
+
+
+def main() -> int:
+    """Run one engine from spec to exit status: 0 after a stop that was asked for, 1 after a crash."""
+    die_with_parent()
+    ignore_interrupt()
+    try:
+        spec = read_spec(EngineSpec)
+        configure_logging(f"engine-{spec.engine_id}", spec.log_level)
+        _check(spec)
+    except StartupError as error:
+        sys.exit(f"engine: {error}")
+    _limit_threads(spec)
+    return _run(spec, EngineCoreProc(spec))
+
+
+def _run(spec: EngineSpec, proc: EngineCoreProc) -> int:
+    _stop_on_sigterm(proc, while_loading=True)
+    proc.start()
+    try:
+        core = NativeCore(spec.engine.scheduler, make_runner(spec, proc.on_progress))
+        _stop_on_sigterm(proc, while_loading=False)
+    except SystemExit:
+        proc.abandon("stopped while loading")
+        raise
+    except Exception as error:
+        log.exception("cannot load")
+        proc.abandon(f"cannot load: {error}")
+        return 1
+    # What was loaded lives as long as the process: the collector need not walk it again and again.
+    gc.collect()
+    gc.freeze()
+    return proc.serve(core)
+
+
+def make_runner(spec: EngineSpec, on_progress: Callable[[str, float], None]) -> Runner:
+    """Load the runner the spec asks for; torch is imported only for the engine that needs it."""
+    if spec.engine.kind is EngineKind.SIM:
+        return SimRunner(spec.engine.sim, spec.engine.scheduler, on_progress)
+    from engine.runner.torch_runner import TorchRunner
+
+    assert spec.engine.model is not None, "checked at the door"
+    on_progress("importing torch", 0.0)
+    return TorchRunner(spec.engine.model, spec.engine.scheduler, on_progress)
+
+
+def _check(spec: EngineSpec) -> None:
+    if spec.build_id != build_id():
+        raise StartupError(f"this host runs build {build_id()}, the deployment runs {spec.build_id}")
+    if spec.engine.kind is EngineKind.TORCH and spec.engine.model is None:
+        raise StartupError("a torch engine needs a model")
+
+
+def _limit_threads(spec: EngineSpec) -> None:
+    """Set the thread counts before a numeric library reads them; two ranks with all cores each collapse."""
+    num_threads = spec.engine.model.num_threads if spec.engine.model is not None else 1
+    for variable in _THREAD_VARIABLES:
+        os.environ[variable] = str(num_threads)
+
+
+def _stop_on_sigterm(proc: EngineCoreProc, *, while_loading: bool) -> None:
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
+        if while_loading:
+            raise SystemExit(0)
+        proc.stop("SIGTERM")
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

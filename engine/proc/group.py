@@ -1,0 +1,33 @@
+"""What the coordinator's state means for one engine."""
+
+from engine.wire.ids import ClientId, EngineId
+from engine.wire.messages import ClientInfo, GroupState, SeatState
+
+
+class GroupView:
+    """The newest GroupState, read for one engine; pure. Older and repeated states change nothing."""
+
+    def __init__(self, engine_id: EngineId) -> None:
+        self._engine_id = engine_id
+        self._newest = (-1, -1)
+        self.clients: dict[ClientId, ClientInfo] = {}
+        self.epoch = 0
+        self.max_epoch_seen = 0
+        self.is_dismissed = False
+        self.is_leaving = False
+
+    def update(self, state: GroupState) -> bool:
+        """Take a state in; True when it is newer than all before it."""
+        number = (state.generation, state.seq)
+        if number <= self._newest:
+            return False
+        self._newest = number
+        self.clients = {info.client_id: info for info in state.clients}
+        self.epoch = state.committed.epoch
+        proposed = state.proposal.epoch if state.proposal is not None else 0
+        self.max_epoch_seen = max(self.max_epoch_seen, self.epoch, proposed)
+        self.is_dismissed = self._engine_id in state.dismissed
+        self.is_leaving = any(
+            seat.engine_id == self._engine_id and seat.state is SeatState.LEAVING for seat in state.seats
+        )
+        return True

@@ -1,0 +1,207 @@
+"""The input thread: request lines and the group's state in, reports out, also while a step hangs."""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+
+from engine.proc.drops import Drops
+from engine.proc.group import GroupView
+from engine.proc.line import Arrival, NumberedLine
+from engine.proc.mailbox import Mailbox
+from engine.proc.output import OutputThread
+from engine.proc.report_line import ReportLine
+from engine.proc.shared import SharedState
+from engine.wire.codec import encode, line_decoder, state_decoder
+from engine.wire.errors import AddressError, MalformedMessageError
+from engine.wire.ids import ClientId, EngineId
+from engine.wire.messages import GROUP_TOPIC, ClientInfo, EngineReady, GroupState
+from engine.wire.sockets import Frames, connect, make_socket, send_nowait
+
+_MAX_MESSAGES_PER_TURN = 64
+"""Taken from one socket before the others and the report get their turn."""
+
+log = logging.getLogger(__name__)
+
+
+class _RequestLine:
+    """One client's DEALER and how far its numbered messages have come."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+        self.socket = socket
+        self.numbers = NumberedLine()
+
+
+class InputThread:
+    """Owns the DEALERs, the state socket and the report line, and opens and closes clients as the group's state says.
+
+    A line begins with this engine's ``EngineReady``, and both sides count from 1 behind it. A client that vanishes from
+    the list loses its sequences; should it be listed again, a new ``EngineReady`` begins a new line.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        engine_id: EngineId,
+        state_endpoint: str,
+        mailbox: Mailbox,
+        shared: SharedState,
+        output: OutputThread,
+        make_report_line: Callable[[], ReportLine],
+    ) -> None:
+        self._context = context
+        self._engine_id = engine_id
+        self._state_endpoint = state_endpoint
+        self._mailbox = mailbox
+        self._shared = shared
+        self._output = output
+        self._make_report_line = make_report_line
+        self._group = GroupView(engine_id)
+        self._ready: EngineReady | None = None
+        self._lines: dict[ClientId, _RequestLine] = {}
+        self._drops = Drops()
+        self._decode_line = line_decoder().decode
+        self._decode_state = state_decoder().decode
+        self._poller = zmq.Poller()
+        self._handlers: dict[object, Callable[[], None]] = {}
+        self._is_finished = False
+        self._thread = threading.Thread(target=self._run, name="shoal-input", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; reports flow from here on."""
+        self._thread.start()
+
+    def announce(self, ready: EngineReady) -> None:
+        """Open a line to every listed client, with ``ready`` as its first message."""
+        self._mailbox.post(self._announce, ready)
+
+    def finish(self) -> None:
+        """Send a last report, close every socket and end the thread."""
+        self._mailbox.post(self._finish)
+        self._thread.join()
+
+    def statistics(self) -> dict[str, int]:
+        """Return what was dropped, by reason, and how many clients are connected. Approximate: read from outside."""
+        return self._drops.statistics() | {"clients": len(self._lines)}
+
+    # --- on the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            log.exception("the input thread failed")
+            self._shared.fail(f"the input thread failed: {error}")
+        finally:
+            for client_id in list(self._lines):
+                self._close_client(client_id)
+
+    def _serve(self) -> None:
+        self._poller.register(self._mailbox.fd, zmq.POLLIN)
+        self._handlers[self._mailbox.fd] = self._mailbox.run_posted
+        state_socket = make_socket(self._context, zmq.XSUB, topics=[GROUP_TOPIC])
+        reports = self._make_report_line()
+        try:
+            connect(state_socket, self._state_endpoint)
+            self._handle(state_socket, self._on_state)
+            while not self._is_finished:
+                wait_ms = math.ceil(reports.wait_s(time.monotonic()) * 1000)
+                for socket, _ in self._poller.poll(wait_ms):
+                    handler = self._handlers.get(socket)
+                    if handler is not None:
+                        handler()
+                reports.send_due(time.monotonic())
+        finally:
+            reports.close()
+            state_socket.close()
+
+    def _handle(self, socket: "zmq.Socket[bytes]", on_message: Callable[[Frames], None]) -> None:
+        """Let the poll hand a socket's messages to a callback, a bounded number at a time."""
+
+        def receive() -> None:
+            for _ in range(_MAX_MESSAGES_PER_TURN):
+                if socket.closed:
+                    return
+                try:
+                    frames = socket.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    return
+                on_message(frames)
+
+        self._poller.register(socket, zmq.POLLIN)
+        self._handlers[socket] = receive
+
+    def _finish(self) -> None:
+        self._is_finished = True
+
+    def _announce(self, ready: EngineReady) -> None:
+        self._ready = ready
+        self._follow_clients()
+
+    def _on_state(self, frames: Frames) -> None:
+        try:
+            state = self._decode_state(frames[1]) if len(frames) == 2 else None
+        except MalformedMessageError as error:
+            self._drops.add("the coordinator", "malformed state", error)
+            return
+        if not isinstance(state, GroupState):
+            self._drops.add("the coordinator", "no group state")
+            return
+        if self._group.update(state):
+            self._shared.is_leaving = self._group.is_leaving
+            self._shared.see_epoch(self._group.epoch, self._group.max_epoch_seen)
+            if self._group.is_dismissed:
+                self._shared.request_stop("dismissed")
+            self._follow_clients()
+
+    def _follow_clients(self) -> None:
+        """Connect to clients that are new in the group's state and let go of those no longer in it."""
+        if self._ready is None:
+            return
+        for client_id in [c for c in self._lines if c not in self._group.clients]:
+            self._close_client(client_id)
+            self._output.close(client_id)
+            self._shared.free_client(client_id)
+            self._shared.forget_client(client_id)
+        for client_id, info in self._group.clients.items():
+            if client_id not in self._lines:
+                self._open_client(info, self._ready)
+
+    def _open_client(self, info: ClientInfo, ready: EngineReady) -> None:
+        client_id = info.client_id
+        socket = make_socket(self._context, zmq.DEALER, identity=self._engine_id.to_identity())
+        try:
+            connect(socket, info.request_endpoint)
+        except AddressError as error:
+            self._drops.add(f"client {client_id}", "bad address", error)
+            socket.close()
+            return
+        self._output.open(client_id, info.output_endpoint)
+        send_nowait(socket, [encode(ready)])
+        line = self._lines[client_id] = _RequestLine(socket)
+        self._handle(socket, lambda frames: self._on_line(client_id, line.numbers, frames))
+
+    def _close_client(self, client_id: ClientId) -> None:
+        socket = self._lines.pop(client_id).socket
+        self._poller.unregister(socket)
+        del self._handlers[socket]
+        socket.close()
+
+    def _on_line(self, client_id: ClientId, numbers: NumberedLine, frames: Frames) -> None:
+        """Apply the next message of a client's line; whatever else comes is dropped."""
+        try:
+            message = self._decode_line(frames[0]) if len(frames) == 1 else None
+        except MalformedMessageError as error:
+            self._drops.add(f"client {client_id}", "malformed message", error)
+            return
+        if message is None or message.client_id != client_id:
+            self._drops.add(f"client {client_id}", "foreign message")
+        elif self._shared.stop_reason is not None:
+            self._drops.add(f"client {client_id}", "stopping")
+        elif (arrival := numbers.accept(message.line_seq)) is Arrival.NEXT:
+            self._shared.receive(message, time.monotonic())
+        else:
+            self._drops.add(f"client {client_id}", arrival.value)

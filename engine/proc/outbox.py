@@ -1,0 +1,106 @@
+"""What one client has not been sent yet."""
+
+from collections import deque
+
+from engine.wire.ids import ClientId, EngineId
+from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, UtilityOutput
+
+
+class Outbox:
+    """Turns steps into numbered frames, and merges them per sequence while the client's pipe is full; pure.
+
+    ``peek`` shows the next frame and ``sent`` confirms it, so that a frame the pipe refuses keeps its number and
+    goes on growing. Memory is bounded by what the client has in flight, one entry per sequence, however long it takes
+    nothing.
+    """
+
+    def __init__(self, engine_id: EngineId, client_id: ClientId) -> None:
+        self._engine_id = engine_id
+        self.client_id = client_id
+        self._out_seq = 0
+        self._report_seq = 0
+        self._outputs: list[EngineCoreOutput] = []
+        self._utility_outputs: deque[UtilityOutput] = deque()
+        self._dead: str | None = None
+        self._announce_gap = False
+
+    def __len__(self) -> int:
+        return len(self._outputs) + len(self._utility_outputs)
+
+    @property
+    def has_frame(self) -> bool:
+        """Tell whether there is anything to send."""
+        return bool(self._outputs or self._utility_outputs or self._dead is not None or self._announce_gap)
+
+    def add(self, outputs: list[EngineCoreOutput], report_seq: int) -> None:
+        """Take one step's outputs. report_seq: number of the first report that reflects the step."""
+        self._report_seq = report_seq
+        self._outputs = merge(self._outputs, outputs) if self._outputs else outputs
+
+    def add_utility(self, output: UtilityOutput, report_seq: int) -> None:
+        """Take the answer of a utility call; each travels in a frame of its own."""
+        self._report_seq = report_seq
+        self._utility_outputs.append(output)
+
+    def add_last_words(self, reason: str) -> None:
+        """Say that the engine died; nothing may be added afterwards."""
+        self._dead = reason
+
+    def clear(self) -> None:
+        """Forget what was not sent, and burn a number so that the client sees the gap."""
+        self._outputs = []
+        self._utility_outputs.clear()
+        self._out_seq += 1
+        self._announce_gap = True
+
+    def peek(self, applied: int) -> EngineCoreOutputs:
+        """Return the next frame. applied: last contiguous ``line_seq`` of this client at this moment."""
+        return EngineCoreOutputs(
+            self._engine_id,
+            self.client_id,
+            self._out_seq + 1,
+            applied,
+            self._report_seq,
+            self._outputs,
+            self._utility_outputs[0] if self._utility_outputs else None,
+            self._dead if self._only_last_words_left else None,
+        )
+
+    def sent(self) -> None:
+        """Confirm that the frame ``peek`` returned is on its way."""
+        self._out_seq += 1
+        if self._only_last_words_left:
+            self._dead = None
+        self._outputs = []
+        self._announce_gap = False
+        if self._utility_outputs:
+            self._utility_outputs.popleft()
+
+    @property
+    def _only_last_words_left(self) -> bool:
+        return not (self._outputs or self._utility_outputs or self._announce_gap)
+
+
+def merge(earlier: list[EngineCoreOutput], later: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
+    """Return one output per sequence and attempt: tokens joined, the end from the later output."""
+    merged = {(o.request_id, o.sample_index, o.attempt): o for o in earlier}
+    for output in later:
+        key = (output.request_id, output.sample_index, output.attempt)
+        before = merged.get(key)
+        merged[key] = output if before is None else _join(before, output)
+    return list(merged.values())
+
+
+def _join(before: EngineCoreOutput, after: EngineCoreOutput) -> EngineCoreOutput:
+    return EngineCoreOutput(
+        before.request_id,
+        before.sample_index,
+        before.attempt,
+        before.first_position,
+        before.new_token_ids + after.new_token_ids,
+        after.finish_reason,
+        after.stop_token_id,
+        after.error,
+        before.queue_time_s if before.queue_time_s is not None else after.queue_time_s,
+        before.num_cached_tokens or after.num_cached_tokens,
+    )

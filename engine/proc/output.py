@@ -1,0 +1,182 @@
+"""The output thread: numbered frames to every client, and no step ever waits for one of them."""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Mapping
+
+import zmq
+
+from engine.proc.mailbox import Mailbox
+from engine.proc.outbox import Outbox
+from engine.proc.shared import SharedState
+from engine.wire.codec import encode
+from engine.wire.errors import AddressError
+from engine.wire.ids import ClientId, EngineId
+from engine.wire.messages import EngineCoreOutput, UtilityOutput
+from engine.wire.sockets import SendOutcome, connect, make_socket, send_nowait
+
+OUTPUT_HIGH_WATER_MARK = 1000
+"""Frames under way to one client; behind them its outbox merges."""
+
+CLIENT_DEAD_S = 30.0
+"""A client that takes nothing from a non-empty outbox for this long loses its sequences."""
+
+_LINGER_MS = 1000
+
+log = logging.getLogger(__name__)
+
+
+class _OutputLine:
+    """One client's PUSH socket and its outbox. blocked_since: when its pipe refused a frame; None while it takes."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]", outbox: Outbox) -> None:
+        self.socket = socket
+        self.outbox = outbox
+        self.blocked_since: float | None = None
+
+
+class OutputThread:
+    """Owns the PUSH sockets. Every public method posts to the thread and returns at once, except ``finish``."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        engine_id: EngineId,
+        shared: SharedState,
+        client_dead_s: float = CLIENT_DEAD_S,
+    ) -> None:
+        self._context = context
+        self._engine_id = engine_id
+        self._shared = shared
+        self._client_dead_s = client_dead_s
+        self._mailbox = Mailbox()
+        self._lines: dict[ClientId, _OutputLine] = {}
+        self._poller = zmq.Poller()
+        self._poller.register(self._mailbox.fd, zmq.POLLIN)
+        self._flush_deadline: float | None = None
+        self._thread = threading.Thread(target=self._run, name="shoal-output", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def open(self, client_id: ClientId, endpoint: str) -> None:
+        """Connect to a client; outputs put afterwards reach it."""
+        self._mailbox.post(self._open, client_id, endpoint)
+
+    def close(self, client_id: ClientId) -> None:
+        """Drop a client that has gone and what it was not sent."""
+        self._mailbox.post(self._close, client_id)
+
+    def put(self, outputs: Mapping[ClientId, list[EngineCoreOutput]], report_seq: int) -> None:
+        """Send one step's outputs; those of clients that are not open are dropped."""
+        self._mailbox.post(self._put, outputs, report_seq)
+
+    def put_utility(self, client_id: ClientId, output: UtilityOutput, report_seq: int) -> None:
+        """Send the answer of a utility call."""
+        self._mailbox.post(self._put_utility, client_id, output, report_seq)
+
+    def put_last_words(self, reason: str) -> None:
+        """Tell every client that the engine died."""
+        self._mailbox.post(self._put_last_words, reason)
+
+    def finish(self, flush_s: float) -> None:
+        """Flush for at most ``flush_s`` seconds, close every socket and end the thread."""
+        self._mailbox.post(self._finish, time.monotonic() + flush_s)
+        self._thread.join()
+        self._mailbox.close()
+
+    # --- on the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._is_flushed():
+                events = dict(self._poller.poll(self._timeout_ms()))
+                self._mailbox.run_posted()
+                for line in self._lines.values():
+                    if line.blocked_since is None or line.socket in events:
+                        self._flush(line)
+                self._give_up_on_dead_clients()
+        except Exception as error:
+            log.exception("the output thread failed")
+            self._shared.fail(f"the output thread failed: {error}")
+        finally:
+            for client_id in list(self._lines):
+                self._close(client_id, linger_ms=_LINGER_MS)
+
+    def _is_flushed(self) -> bool:
+        if self._flush_deadline is None:
+            return False
+        empty = not any(line.outbox.has_frame for line in self._lines.values())
+        return empty or time.monotonic() >= self._flush_deadline
+
+    def _timeout_ms(self) -> int | None:
+        if self._flush_deadline is not None:
+            return max(0, math.ceil((self._flush_deadline - time.monotonic()) * 1000))
+        is_blocked = any(line.blocked_since is not None for line in self._lines.values())
+        return math.ceil(self._client_dead_s * 100) if is_blocked else None
+
+    def _open(self, client_id: ClientId, endpoint: str) -> None:
+        socket = make_socket(self._context, zmq.PUSH, high_water_mark=OUTPUT_HIGH_WATER_MARK)
+        try:
+            connect(socket, endpoint)
+        except AddressError as error:
+            log.warning("client %s gets no outputs: %s", client_id, error)
+            socket.close()
+            return
+        self._lines[client_id] = _OutputLine(socket, Outbox(self._engine_id, client_id))
+
+    def _close(self, client_id: ClientId, linger_ms: int = 0) -> None:
+        line = self._lines.pop(client_id, None)
+        if line is not None:
+            self._unblock(line)
+            line.socket.close(linger=linger_ms)
+
+    def _put(self, outputs: Mapping[ClientId, list[EngineCoreOutput]], report_seq: int) -> None:
+        for client_id, client_outputs in outputs.items():
+            line = self._lines.get(client_id)
+            if line is not None:
+                line.outbox.add(client_outputs, report_seq)
+
+    def _put_utility(self, client_id: ClientId, output: UtilityOutput, report_seq: int) -> None:
+        line = self._lines.get(client_id)
+        if line is not None:
+            line.outbox.add_utility(output, report_seq)
+
+    def _put_last_words(self, reason: str) -> None:
+        for line in self._lines.values():
+            line.outbox.add_last_words(reason)
+
+    def _finish(self, deadline: float) -> None:
+        self._flush_deadline = deadline
+
+    def _flush(self, line: _OutputLine) -> None:
+        """Send until the outbox is empty or the pipe is full; a refused frame stays and merges with what follows."""
+        while line.outbox.has_frame:
+            frame = line.outbox.peek(self._shared.applied(line.outbox.client_id))
+            if send_nowait(line.socket, [encode(frame)]) is not SendOutcome.ACCEPTED:
+                self._block(line)
+                return
+            line.outbox.sent()
+        self._unblock(line)
+
+    def _block(self, line: _OutputLine) -> None:
+        """Leave a full pipe alone until the poll says that it has room again."""
+        line.blocked_since = time.monotonic()
+        self._poller.register(line.socket, zmq.POLLOUT)
+
+    def _unblock(self, line: _OutputLine) -> None:
+        if line.blocked_since is not None:
+            line.blocked_since = None
+            self._poller.unregister(line.socket)
+
+    def _give_up_on_dead_clients(self) -> None:
+        for client_id, line in self._lines.items():
+            since = line.blocked_since
+            if since is not None and time.monotonic() - since > self._client_dead_s:
+                log.warning("client %s took nothing for %.0f s; freeing its sequences", client_id, self._client_dead_s)
+                line.outbox.clear()
+                line.blocked_since = time.monotonic()
+                self._shared.free_client(client_id)

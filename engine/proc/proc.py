@@ -1,0 +1,184 @@
+"""One engine's process around any EngineCore: two I/O threads, and the busy loop in the thread that serves."""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Sequence
+
+import msgspec
+import zmq
+
+from engine.config import EngineSpec
+from engine.core.protocol import EngineCore
+from engine.proc.input import InputThread
+from engine.proc.mailbox import Mailbox
+from engine.proc.output import OutputThread
+from engine.proc.report_line import ReportLine
+from engine.proc.shared import ClientGone, Intake, Received, SharedState
+from engine.wire.messages import (
+    AbortRequest,
+    AddRequest,
+    EngineCoreOutput,
+    EngineReady,
+    FinishReason,
+    UtilityOutput,
+    UtilityRequest,
+)
+
+FLUSH_S = 2.0
+"""Time the clients have to take the last outputs of an engine that ends."""
+
+log = logging.getLogger(__name__)
+
+
+class EngineCoreProc:
+    """Life of an engine: ``start`` (reports flow, still loading), ``serve`` (until told to stop), or ``abandon``.
+
+    The loop owns the core and is the only one to touch it. It takes what arrived between two steps and sleeps on a
+    condition when there is neither work nor news, so an idle engine costs nothing but its reports.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._mailbox = Mailbox()
+        self._shared = SharedState(spec.engine_id, spec.node or socket.gethostname(), self._mailbox.wake)
+        self._output = OutputThread(self._context, spec.engine_id, self._shared)
+        self._input = InputThread(
+            self._context,
+            spec.engine_id,
+            spec.state_endpoint,
+            self._mailbox,
+            self._shared,
+            self._output,
+            lambda: ReportLine(self._context, spec.report_endpoint, self._shared, spec.engine.sim.report_delay_s),
+        )
+
+    def start(self) -> None:
+        """Start I/O: the coordinator hears of this engine while it still loads."""
+        self._output.start()
+        self._input.start()
+
+    def on_progress(self, detail: str, progress: float) -> None:
+        """Report what a loading engine does. detail: a few words. progress: 0..1.
+
+        Raises:
+            SystemExit: the engine was dismissed meanwhile; loading on would only delay the exit.
+        """
+        if self._shared.stop_reason is not None:
+            raise SystemExit(0)
+        self._shared.set_progress(detail, progress)
+
+    def stop(self, reason: str) -> None:
+        """Let ``serve`` end as if the engine had been dismissed; safe in a signal handler and in any thread."""
+        self._mailbox.post(self._shared.request_stop, reason)
+
+    def abandon(self, reason: str) -> None:
+        """End an engine that never served: say why in a last report and close everything."""
+        self._shared.set_stopping(reason)
+        self._close()
+
+    def serve(self, core: EngineCore) -> int:
+        """Serve until told to stop; return the exit status: 0, or 1 after a crash, told to every client."""
+        try:
+            self._shared.set_loaded(core.limits.device)
+            self._input.announce(self._describe(core))
+            self._loop(core)
+            self._shut_down(core)
+        except Exception as error:
+            log.exception("engine %s dies", self._spec.engine_id)
+            self._shared.set_stopping(f"died: {error}")
+            self._output.put_last_words(f"{type(error).__name__}: {error}")
+            return 1
+        finally:
+            self._close()
+            core.close()
+        log.info("engine %s stopped: %s", self._spec.engine_id, self._shared.stop_reason)
+        return 0
+
+    def _loop(self, core: EngineCore) -> None:
+        while (intake := self._shared.take(core.has_work())) is not None:
+            if intake:
+                self._admit(core, intake)
+            if core.has_work():
+                self._step(core)
+
+    def _admit(self, core: EngineCore, intake: Sequence[Intake]) -> None:
+        num_added = sum(self._handle(core, item) for item in intake)
+        self._shared.commit(core.load(), core.has_work(), num_added)
+
+    def _step(self, core: EngineCore) -> None:
+        outputs = core.step(time.monotonic())
+        report_seq = self._shared.commit(core.load(), core.has_work())
+        if outputs:
+            self._output.put(outputs, report_seq)
+
+    def _handle(self, core: EngineCore, item: Intake) -> bool:
+        """Hand one item to the core; True when it was a sequence, which so leaves the count of the queued."""
+        match item:
+            case Received(AddRequest() as request, received_at):
+                if self._shared.turns_away:
+                    self._reroute(request)
+                else:
+                    core.add_request(request, received_at)
+                return True
+            case Received(AbortRequest() as abort):
+                core.abort_requests([((abort.request_id, abort.sample_index), abort.attempt)])
+            case Received(UtilityRequest() as call):
+                self._output.put_utility(call.client_id, self._call(core, call), self._shared.next_report_seq)
+            case ClientGone(client_id):
+                core.free_client(client_id)
+        return False
+
+    def _reroute(self, request: AddRequest) -> None:
+        """Ask the client to pick another engine; not terminal, and not counted as a request of this one."""
+        output = EngineCoreOutput(
+            request.request_id,
+            request.sample_index,
+            request.attempt,
+            len(request.output_token_ids),
+            [],
+            FinishReason.REROUTE,
+        )
+        self._output.put({request.client_id: [output]}, self._shared.next_report_seq)
+
+    def _call(self, core: EngineCore, call: UtilityRequest) -> UtilityOutput:
+        try:
+            if call.method == "line_statistics":
+                return UtilityOutput(call.call_id, self._input.statistics())
+            return UtilityOutput(call.call_id, msgspec.to_builtins(core.call(call.method, call.args)))
+        except Exception as error:
+            log.warning("utility %s failed", call.method, exc_info=not isinstance(error, ValueError))
+            return UtilityOutput(call.call_id, error=f"{type(error).__name__}: {error}")
+
+    def _shut_down(self, core: EngineCore) -> None:
+        """Give every sequence its last output: those in the core end here, those not yet seen go elsewhere."""
+        self._shared.set_stopping(self._shared.stop_reason or "")
+        core.abort_all()
+        self._admit(core, self._shared.take_rest())
+        if core.has_work():
+            self._step(core)
+
+    def _close(self) -> None:
+        """Flush outputs, send the last report, and leave no thread and no socket behind."""
+        self._input.finish()
+        self._output.finish(FLUSH_S)
+        self._context.term()
+        self._mailbox.close()
+
+    def _describe(self, core: EngineCore) -> EngineReady:
+        limits = core.limits
+        return EngineReady(
+            engine_id=self._spec.engine_id,
+            build_id=self._spec.build_id,
+            config_hash=self._spec.config_hash,
+            max_model_len=limits.max_model_len,
+            vocab_size=limits.vocab_size,
+            num_kv_tokens=limits.num_blocks * limits.block_size,
+            max_num_seqs=self._spec.engine.scheduler.max_num_seqs,
+            device=limits.device,
+            dtype=limits.dtype,
+            node=self._spec.node or socket.gethostname(),
+            pid=os.getpid(),
+        )

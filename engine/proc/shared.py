@@ -1,0 +1,213 @@
+"""What the busy loop and the I/O threads of one engine share."""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from engine.wire.errors import EngineDeadError
+from engine.wire.ids import ClientId, EngineId
+from engine.wire.messages import AddRequest, EnginePhase, EngineReport, LineMessage, Load
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A line message, and when it came (monotonic seconds)."""
+
+    message: LineMessage
+    received_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """A client is no longer listed, or takes nothing any more; its sequences are to be freed."""
+
+    client_id: ClientId
+
+
+Intake = Received | ClientGone
+
+
+class SharedState:
+    """The inbox of the busy loop and the numbers of the report, under one lock.
+
+    A report must never show a message as applied without its sequence in one of the counts, nor count it twice: so
+    ``receive`` raises *applied* and *queued* together, and ``commit`` moves sequences from *queued* to the core's own
+    counts in one go. Sections below name the thread that calls.
+    """
+
+    def __init__(self, engine_id: EngineId, node: str, on_change: Callable[[], None]) -> None:
+        """on_change: called with the lock held when the next report will differ from the last; must not block."""
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._on_change = on_change
+        self._changed = True
+        self._inbox: deque[Intake] = deque()
+        self._stop_reason: str | None = None
+        self._failure: str | None = None
+        self._num_queued = 0
+        self._core_load = Load()
+        self._core_has_work = False
+        self._applied: dict[ClientId, int] = {}
+        self.is_leaving = False  # written by the input thread, read by the loop
+        self._report = EngineReport(
+            engine_id, 0, 0, 0, 0, 0, EnginePhase.LOADING, 0, False, {}, self._core_load, node=node, pid=os.getpid()
+        )
+
+    # --- any thread -------------------------------------------------------------------------------------------------
+
+    @property
+    def changed(self) -> bool:
+        """Tell whether the next report will differ from the last one in more than its number."""
+        return self._changed
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Return why the engine was asked to stop, or None."""
+        return self._stop_reason
+
+    @property
+    def turns_away(self) -> bool:
+        """Tell whether new requests are to go to another engine."""
+        return self.is_leaving or self._stop_reason is not None
+
+    @property
+    def next_report_seq(self) -> int:
+        """Return the number of the first report that shows what is true now."""
+        with self._lock:
+            return self._report.report_seq + 1
+
+    def applied(self, client_id: ClientId) -> int:
+        """Return the last contiguous ``line_seq`` received from a client."""
+        with self._lock:
+            return self._applied.get(client_id, 0)
+
+    def free_client(self, client_id: ClientId) -> None:
+        """Let the loop free a client's sequences, behind everything received from it."""
+        with self._lock:
+            self._put(ClientGone(client_id))
+
+    def fail(self, reason: str) -> None:
+        """Make the busy loop die of a fault in another thread."""
+        with self._lock:
+            self._failure = reason
+            self._work.notify_all()
+
+    # --- input thread -----------------------------------------------------------------------------------------------
+
+    def receive(self, message: LineMessage, received_at: float) -> None:
+        """Apply the next message of a client's line."""
+        with self._lock:
+            self._applied[message.client_id] = message.line_seq
+            self._num_queued += isinstance(message, AddRequest)
+            self._put(Received(message, received_at))
+
+    def forget_client(self, client_id: ClientId) -> None:
+        """Take a client that is no longer listed out of the report."""
+        with self._lock:
+            self._applied.pop(client_id, None)
+            self._mark_changed()
+
+    def see_epoch(self, epoch: int, max_epoch_seen: int) -> None:
+        """Note the group's membership; independent ranks have nothing to switch and adopt an epoch on sight."""
+        with self._lock:
+            if (epoch, max_epoch_seen) != (self._report.epoch, self._report.max_epoch_seen):
+                self._update(epoch=epoch, ready_epoch=epoch, max_epoch_seen=max_epoch_seen)
+
+    def request_stop(self, reason: str) -> None:
+        """Let the loop end between two steps; the first reason stays."""
+        with self._lock:
+            self._stop_reason = self._stop_reason or reason
+            self._work.notify_all()
+
+    def take_report(self) -> EngineReport:
+        """Return the next report, with its number drawn."""
+        with self._lock:
+            self._changed = False
+            report = self._report
+            has_work = self._core_has_work or bool(self._inbox)
+            phase = report.phase
+            if phase in (EnginePhase.IDLE, EnginePhase.RUNNING):
+                phase = EnginePhase.RUNNING if has_work else EnginePhase.IDLE
+            self._report = replace(
+                report,
+                report_seq=report.report_seq + 1,
+                phase=phase,
+                has_work=has_work,
+                applied=dict(self._applied),
+                load=replace(self._core_load, num_queued=self._num_queued),
+            )
+            return self._report
+
+    # --- main thread ------------------------------------------------------------------------------------------------
+
+    def set_progress(self, detail: str, progress: float) -> None:
+        """Say what a loading engine is doing and how far it is, 0..1."""
+        with self._lock:
+            self._update(detail=detail, progress=progress)
+
+    def set_loaded(self, device: str) -> None:
+        """Say that requests can come; from here on the phase follows the work."""
+        with self._lock:
+            self._update(phase=EnginePhase.IDLE, device=device, detail="", progress=1.0)
+
+    def set_stopping(self, detail: str) -> None:
+        """Say that the engine takes nothing more."""
+        with self._lock:
+            self._update(phase=EnginePhase.STOPPING, detail=detail)
+
+    def take(self, core_has_work: bool) -> list[Intake] | None:
+        """Return what arrived, waiting without a time limit while there is nothing to do; None when asked to stop.
+
+        Raises:
+            EngineDeadError: an I/O thread failed.
+        """
+        with self._work:
+            while not (core_has_work or self._inbox or self._stop_reason or self._failure):
+                self._work.wait()
+            if self._failure is not None:
+                raise EngineDeadError(self._failure)
+            return None if self._stop_reason is not None else self._drain()
+
+    def take_rest(self) -> list[Intake]:
+        """Return what arrived before the stop and was not taken."""
+        with self._lock:
+            return self._drain()
+
+    def commit(self, load: Load, has_work: bool, num_taken: int = 0) -> int:
+        """Publish the core's counters; return the number of the first report that reflects them.
+
+        num_taken: sequences taken from the inbox that these counters include for the first time.
+        """
+        with self._lock:
+            self._num_queued -= num_taken
+            if load != self._core_load or has_work != self._core_has_work or num_taken:
+                self._core_load = load
+                self._core_has_work = has_work
+                self._mark_changed()
+            return self._report.report_seq + 1
+
+    # --- with the lock held -----------------------------------------------------------------------------------------
+
+    def _put(self, item: Intake) -> None:
+        self._inbox.append(item)
+        self._work.notify()
+        self._mark_changed()
+
+    def _drain(self) -> list[Intake]:
+        items = list(self._inbox)
+        self._inbox.clear()
+        return items
+
+    def _update(self, **changes: Any) -> None:
+        self._report = replace(self._report, **changes)
+        self._mark_changed()
+
+    def _mark_changed(self) -> None:
+        if not self._changed:
+            self._changed = True
+            self._on_change()

@@ -1,0 +1,244 @@
+"""A coordinator and a client written by hand on ``engine.wire``, to talk to one real engine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from engine.config import EngineConfig, EngineKind, EngineSpec, SimConfig
+from engine.wire.build import build_id, config_hash
+from engine.wire.codec import encode, output_decoder, ready_decoder, report_decoder
+from engine.wire.ids import ClientId, EngineId, RequestIds
+from engine.wire.messages import (
+    GROUP_TOPIC,
+    AbortRequest,
+    AddRequest,
+    ClientInfo,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineReady,
+    EngineReport,
+    FinishReason,
+    GroupState,
+    Membership,
+    Seat,
+    SeatState,
+    UtilityRequest,
+)
+from engine.wire.process import child_environment
+from engine.wire.sampling import SamplingParams
+from engine.wire.sockets import bind, ipc_endpoint, make_socket
+
+ENGINE_ID = EngineId(0, 1)
+DEADLINE_S = 20.0
+
+Socket = zmq.Socket[bytes]
+
+
+class Coordinator:
+    """Publishes group states and collects reports; nothing happens between two calls."""
+
+    def __init__(self, context: "zmq.Context[Socket]", folder: Path) -> None:
+        self.report_endpoint = ipc_endpoint(folder, "reports")
+        self.state_endpoint = ipc_endpoint(folder, "state")
+        self.reports_socket = make_socket(context, zmq.PULL)
+        self.state_socket = make_socket(context, zmq.XPUB)
+        bind(self.reports_socket, self.report_endpoint)
+        bind(self.state_socket, self.state_endpoint)
+        self.reports: list[EngineReport] = []
+        self._seq = 0
+        self._decode = report_decoder().decode
+
+    def publish(self, clients: list[ClientInfo], *, dismissed: bool = False, leaving: bool = False) -> None:
+        """Publish a whole state; the engine must have subscribed (any report proves that it tries to)."""
+        self._seq += 1
+        seat = Seat(ENGINE_ID, SeatState.LEAVING if leaving else SeatState.ALIVE)
+        gone = [ENGINE_ID] if dismissed else []
+        state = GroupState(1, self._seq, Membership(1, [ENGINE_ID]), None, False, gone, 0, 0, clients, [seat])
+        self.state_socket.send_multipart([GROUP_TOPIC, encode(state)])
+
+    def wait_subscribed(self) -> None:
+        """Wait until the engine listens to the group's state."""
+        assert self.state_socket.poll(DEADLINE_S * 1000), "the engine never subscribed"
+        assert self.state_socket.recv() == b"\x01" + GROUP_TOPIC
+
+    def wait_report(self, wanted: Callable[[EngineReport], bool]) -> EngineReport:
+        """Return the first report from now on that is as wanted."""
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
+            report = self.next_report()
+            if wanted(report):
+                return report
+        raise AssertionError(f"no such report; the last one is {self.reports[-1]}")
+
+    def next_report(self) -> EngineReport:
+        """Return the next report."""
+        assert self.reports_socket.poll(DEADLINE_S * 1000), "the engine is silent"
+        report = self._decode(self.reports_socket.recv())
+        assert isinstance(report, EngineReport)
+        self.reports.append(report)
+        return report
+
+
+class Client:
+    """One client's two bound sockets, with the numbers of its line counted by hand."""
+
+    def __init__(self, context: "zmq.Context[Socket]", folder: Path, index: int = 0) -> None:
+        self.client_id = ClientId(index, 1)
+        self.info = ClientInfo(
+            self.client_id, ipc_endpoint(folder, f"requests{index}"), ipc_endpoint(folder, f"outputs{index}")
+        )
+        self.requests = make_socket(context, zmq.ROUTER)
+        self.outputs = make_socket(context, zmq.PULL)
+        bind(self.requests, self.info.request_endpoint)
+        bind(self.outputs, self.info.output_endpoint)
+        self.ids = RequestIds(self.client_id)
+        self.line_seq = 0
+        self.frames: list[EngineCoreOutputs] = []
+        self._decode = output_decoder().decode
+
+    def wait_ready(self) -> EngineReady:
+        """Return the engine's first message on the request line."""
+        assert self.requests.poll(DEADLINE_S * 1000), "the engine never said that it is ready"
+        identity, frame = self.requests.recv_multipart()
+        assert EngineId.from_identity(identity) == ENGINE_ID
+        return ready_decoder().decode(frame)
+
+    def next_line_seq(self) -> int:
+        """Draw the next number of the line."""
+        self.line_seq += 1
+        return self.line_seq
+
+    def send(self, message: Any) -> None:
+        """Send one message to the engine, whatever its number."""
+        self.requests.send_multipart([ENGINE_ID.to_identity(), encode(message)])
+
+    def request(self, prompt: bytes = b"hello", line_seq: int | None = None, **changes: Any) -> AddRequest:
+        """Return an ADD with the next number of the line, unless one is given."""
+        output_token_ids = changes.pop("output_token_ids", [])
+        attempt = changes.pop("attempt", 0)
+        sampling = SamplingParams(**({"max_tokens": 8, "seed": 7} | changes))
+        number = self.next_line_seq() if line_seq is None else line_seq
+        request_id = self.ids.draw()
+        return AddRequest(
+            self.client_id, number, request_id, 0, attempt, 1, list(prompt), list(output_token_ids), sampling
+        )
+
+    def add(self, prompt: bytes = b"hello", **changes: Any) -> AddRequest:
+        """Send an ADD and return it."""
+        request = self.request(prompt, **changes)
+        self.send(request)
+        return request
+
+    def abort(self, request: AddRequest) -> None:
+        """Send an ABORT of a request."""
+        self.send(AbortRequest(self.client_id, self.next_line_seq(), request.request_id, 0, request.attempt))
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a utility method; return the answer's message."""
+        call_id = self.next_line_seq()
+        self.send(UtilityRequest(self.client_id, call_id, call_id, method, list(args)))
+        while (answer := self.next_frame().utility_output) is None or answer.call_id != call_id:
+            pass
+        return answer
+
+    def next_frame(self) -> EngineCoreOutputs:
+        """Return the next output frame; its number must be the next of this line."""
+        assert self.outputs.poll(DEADLINE_S * 1000), "no output came"
+        frame = self._decode(self.outputs.recv())
+        self.frames.append(frame)
+        assert (frame.engine_id, frame.client_id) == (ENGINE_ID, self.client_id)
+        assert frame.out_seq == len(self.frames)
+        return frame
+
+    def next_outputs(self, request: AddRequest) -> list[EngineCoreOutput]:
+        """Return what the next frame says of a request."""
+        return [o for o in self.next_frame().outputs if o.request_id == request.request_id]
+
+    def finish(self, request: AddRequest) -> tuple[list[int], EngineCoreOutput]:
+        """Wait for the end of a request; return its new tokens, in order and without a hole, and its last output."""
+        tokens: list[int] = []
+        while True:
+            for output in self.next_outputs(request):
+                assert output.attempt == request.attempt
+                assert output.first_position == len(request.output_token_ids) + len(tokens)
+                tokens += output.new_token_ids
+                if output.finish_reason is not None:
+                    return tokens, output
+
+
+class Peers:
+    """One coordinator, and clients on demand, in one folder."""
+
+    def __init__(self, context: "zmq.Context[Socket]", folder: Path) -> None:
+        self._context = context
+        self._folder = folder
+        self.coordinator = Coordinator(context, folder)
+        self.clients: list[Client] = []
+
+    def spec(self, **sim: Any) -> EngineSpec:
+        """Return the spec of a sim engine that reports here; steps take 1 ms unless told otherwise."""
+        config = EngineConfig(kind=EngineKind.SIM, sim=SimConfig(**({"step_s": 0.001} | sim)))
+        return EngineSpec(
+            engine_id=ENGINE_ID,
+            engine=config,
+            report_endpoint=self.coordinator.report_endpoint,
+            state_endpoint=self.coordinator.state_endpoint,
+            build_id=build_id(),
+            config_hash=config_hash(config),
+            node="here",
+        )
+
+    def add_client(self) -> Client:
+        """Bind a client; ``publish`` makes the engine know it."""
+        self.clients.append(Client(self._context, self._folder, len(self.clients)))
+        return self.clients[-1]
+
+    def publish(self, **changes: Any) -> None:
+        """Publish the group's state with every client."""
+        self.coordinator.publish([client.info for client in self.clients], **changes)
+
+    def introduce(self) -> Client:
+        """Bind the first client and wait until the engine is ready for it."""
+        client = self.add_client()
+        self.coordinator.wait_subscribed()
+        self.publish()
+        client.wait_ready()
+        return client
+
+
+@contextmanager
+def peers_in(folder: Path) -> Iterator[Peers]:
+    """Yield peers whose sockets are closed at the end."""
+    context: zmq.Context[Socket] = zmq.Context()
+    try:
+        yield Peers(context, folder)
+    finally:
+        context.destroy(linger=0)
+
+
+@contextmanager
+def engine_process(spec: EngineSpec, stderr: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start ``python -m engine.main``; whatever is left at the end is killed."""
+    with stderr.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "engine.main"], stdin=subprocess.PIPE, stderr=log, env=child_environment()
+        )
+    try:
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(spec))
+        process.stdin.close()
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
