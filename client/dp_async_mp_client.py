@@ -1,0 +1,156 @@
+"""The client of a data-parallel group: it also hears the coordinator's state line."""
+
+import logging
+import time
+import weakref
+from typing import Any
+
+from client.arrivals import Death
+from client.async_mp_client import AsyncMPClient
+from client.config import ClientConfig
+from client.mailbox import Mailbox
+from client.tasks import loop_is_running, whenever_filled
+from engine.wire.codec import state_decoder
+from engine.wire.errors import MalformedMessageError
+from engine.wire.ids import EngineId
+from engine.wire.messages import EnginePhase, EngineReport, GroupState, LoadSnapshot, Seat, SeatState
+from engine.wire.sockets import AsyncReceiver, Frames
+
+_log = logging.getLogger(__name__)
+
+SNAPSHOT_STALE_S = 3.0
+"""Snapshots come at least once a second; after three missing ones the client's own counts are worth more."""
+
+
+class DPAsyncMPClient(AsyncMPClient):
+    """Follows membership, deaths and loads as the coordinator publishes them.
+
+    current_wave: number of the running period of a lockstep group; 0 for independent ranks.
+    lb_engines: the engines of the committed membership, in the order of their ranks.
+    num_clients: live clients of the deployment, this one included.
+    eep_scaling_cache: the last notification of each engine about an elastic change.
+
+    A GroupState or LoadSnapshot counts when its (generation, seq) is above the last one's, so loss, repetition and a
+    restarted coordinator need no other rule. Silence of the coordinator changes nothing but the age of what is known.
+    """
+
+    def __init__(self, config: ClientConfig) -> None:
+        super().__init__(config)
+        self.current_wave = 0
+        self.lb_engines: list[EngineId] = []
+        self.num_clients = 1
+        self.eep_scaling_cache: dict[EngineId, Any] = {}
+        self._seats: dict[int, Seat] = {}
+        self._dismissed: frozenset[EngineId] = frozenset()
+        self._reports: dict[EngineId, EngineReport] = {}
+        self._group_order = (-1, -1)
+        self._snapshot_order = (-1, -1)
+        self._snapshot_at: float | None = None
+        self._state_decoder = state_decoder()
+        self._states: Mailbox[Frames] = Mailbox()
+        self._state_receiver: AsyncReceiver | None = None
+        if loop_is_running():
+            self._ensure_stats_update_task()
+
+    def snapshot_age_s(self) -> float | None:
+        """Return seconds since the last LoadSnapshot came; None before the first."""
+        return None if self._snapshot_at is None else time.monotonic() - self._snapshot_at
+
+    async def eep_process_engine_core_notification(self, engine_id: EngineId, notification: Any) -> None:
+        """Note what an engine says about an elastic change. A projection for observers; nothing waits on it."""
+        _log.info("engine %s: %s", engine_id, notification)
+        self.eep_scaling_cache[engine_id] = notification
+
+    def _ensure_tasks(self) -> None:
+        super()._ensure_tasks()
+        self._ensure_stats_update_task()
+
+    def _ensure_stats_update_task(self) -> None:
+        """Start to follow the state line, once."""
+        if self._state_receiver is None:
+            self._state_receiver = self._resources.receive(self._resources.states, self._states.put)
+            follow = whenever_filled(weakref.ref(self), self._states, lambda client: client._on_states())
+            self._start_task("state", follow)
+
+    def _on_states(self) -> None:
+        for frames in self._states.drain():
+            self._on_state_frames(frames)
+
+    def _on_state_frames(self, frames: Frames) -> None:
+        try:
+            state = self._state_decoder.decode(frames[1] if len(frames) == 2 else b"")
+        except MalformedMessageError as error:
+            self._drops.drop("malformed_states", "the state line", str(error))
+            return
+        order = (state.generation, state.seq)
+        if isinstance(state, GroupState):
+            if order > self._group_order:
+                self._group_order = order
+                self._on_group_state(state)
+        elif order > self._snapshot_order:
+            self._snapshot_order = order
+            self._on_load_snapshot(state)
+
+    def _on_group_state(self, state: GroupState) -> None:
+        self.current_wave = state.wave_started
+        self.lb_engines = sorted(state.committed.members)
+        self.num_clients = max(1, len(state.clients))
+        self._seats = {seat.engine_id.rank: seat for seat in state.seats}
+        self._dismissed = frozenset(state.dismissed)
+        for engine_id, reason in self._deaths():
+            self._arrivals.put(Death(engine_id, reason))
+        for line in self._lines.values():
+            line.leaving = self._is_leaving(line.engine_id)
+        self._engines_changed.set()
+
+    def _deaths(self) -> list[tuple[EngineId, str]]:
+        """Return engines that the supervisor's hosts saw end, whether or not they ever shook hands with this client."""
+        deaths = [
+            (seat.engine_id, seat.reason or "its process ended")
+            for seat in self._seats.values()
+            if seat.state is SeatState.DEAD
+        ]
+        for engine_id in self._lines:
+            seat = self._seats.get(engine_id.rank)
+            if seat is not None and seat.engine_id.incarnation > engine_id.incarnation:
+                deaths.append((engine_id, f"{seat.engine_id} took its seat"))
+            elif seat is None and self._seats:  # no seats at all: the supervisor was not heard yet
+                deaths.append((engine_id, "its seat was removed"))
+        return [(engine_id, reason) for engine_id, reason in deaths if engine_id not in self._gone]
+
+    def _is_leaving(self, engine_id: EngineId) -> bool:
+        seat = self._seats.get(engine_id.rank)
+        leaving = seat is not None and seat.engine_id == engine_id and seat.state is SeatState.LEAVING
+        return leaving or engine_id in self._dismissed
+
+    def _on_load_snapshot(self, snapshot: LoadSnapshot) -> None:
+        now = time.monotonic()
+        self._snapshot_at = now
+        self._reports = {report.engine_id: report for report in snapshot.reports}
+        for line in self._lines.values():
+            report = self._reports.get(line.engine_id)
+            if report is not None:
+                applied = report.applied.get(self.client_id, 0)
+                line.on_applied(applied)
+                line.ledger.on_report(report.report_seq, applied, report.load, now)
+
+    def _on_heartbeat(self, now: float) -> None:
+        super()._on_heartbeat(now)
+        for line in self._lines.values():
+            if now - line.ledger.fresh_at > SNAPSHOT_STALE_S:
+                line.ledger.stale = True
+
+    def _describe_missing(self) -> list[str]:
+        if self._group_order == (-1, -1):
+            return [*super()._describe_missing(), "nothing was heard from the coordinator"]
+        loading = [
+            f"engine {report.engine_id}: loading, {report.detail or 'no detail'} ({report.progress:.0%})"
+            for report in self._reports.values()
+            if report.phase is EnginePhase.LOADING
+        ]
+        silent = [
+            f"engine {seat.engine_id}: {seat.state.name.lower()}, has not reported"
+            for seat in self._seats.values()
+            if seat.engine_id not in self._reports and seat.engine_id not in self._gone
+        ]
+        return [*super()._describe_missing(), *loading, *silent]

@@ -1,0 +1,101 @@
+"""One engine as one client reaches it: the numbered line of messages, and what is in flight at its other end."""
+
+from collections import deque
+
+from engine.wire.codec import encode
+from engine.wire.messages import EngineReady, LineMessage
+from lb.ledger import EngineLedger
+
+RESEND_AFTER_S = 1.0
+
+
+class EngineLine:
+    """Numbers the messages to one EngineId and keeps those it has not applied yet.
+
+    A live connection may lose messages when it is reset, and only ``applied`` proves delivery. So the unapplied tail
+    is kept as encoded frames and sent again, in order, when nothing moved for a second; the engine drops what it has.
+
+    ready: its handshake. leaving: it finishes what it has and takes nothing new. blocked: its pipe refused a message
+    a moment ago. ledger: what this client has in flight on it.
+    """
+
+    __slots__ = (
+        "_moved",
+        "_moved_at",
+        "_next_seq",
+        "_out_seq",
+        "_tail",
+        "applied",
+        "blocked",
+        "engine_id",
+        "identity",
+        "leaving",
+        "ledger",
+        "ready",
+    )
+
+    def __init__(self, ready: EngineReady, now: float) -> None:
+        self.engine_id = ready.engine_id
+        self.identity = ready.engine_id.to_identity()
+        self.ready = ready
+        self.ledger = EngineLedger(ready.engine_id)
+        self.leaving = False
+        self.blocked = False
+        self.applied = ready.applied
+        self._next_seq = ready.applied + 1
+        self._tail: deque[tuple[int, bytes]] = deque()
+        self._moved = False
+        self._moved_at = now
+        self._out_seq = 0
+
+    @property
+    def num_unapplied(self) -> int:
+        """Return how many messages wait for the engine to apply them."""
+        return len(self._tail)
+
+    @property
+    def next_seq(self) -> int:
+        """Return the number the next staged message will get."""
+        return self._next_seq
+
+    def stage(self, message: LineMessage) -> bytes:
+        """Give a message its number and keep it until it is applied; return its frame.
+
+        Raises:
+            TypeError: it holds something msgpack cannot carry; no number is used up.
+        """
+        message.line_seq = self._next_seq
+        frame = encode(message)
+        self._tail.append((self._next_seq, frame))
+        self._next_seq += 1
+        return frame
+
+    def unstage(self) -> None:
+        """Take back the message staged last, which no socket accepted."""
+        self._tail.pop()
+        self._next_seq -= 1
+
+    def on_applied(self, applied: int) -> None:
+        """Note how far the engine has applied this client's messages."""
+        if applied > self.applied:
+            self.applied = applied
+            self._moved = True
+            tail = self._tail
+            while tail and tail[0][0] <= applied:
+                tail.popleft()
+
+    def on_out_seq(self, out_seq: int) -> int:
+        """Note the number of an output frame and return how many frames before it are missing."""
+        missing = out_seq - self._out_seq - 1
+        self._out_seq = max(out_seq, self._out_seq)
+        return max(0, missing)
+
+    def frames_to_resend(self, now: float) -> list[bytes]:
+        """Return the unapplied tail when nothing has moved for ``RESEND_AFTER_S``; call it a few times a second."""
+        if self._moved or not self._tail:
+            self._moved = False
+            self._moved_at = now
+        elif now - self._moved_at >= RESEND_AFTER_S:
+            self._moved_at = now
+            return [frame for _, frame in self._tail]
+        return []

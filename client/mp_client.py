@@ -1,0 +1,206 @@
+"""The client of engines in other processes: sockets, handshake, lives of engines, utility calls. No event loop yet."""
+
+import time
+import weakref
+from abc import abstractmethod
+from collections import Counter
+
+from client.config import ClientConfig
+from client.core_client import EngineCoreClient
+from client.drops import Drops
+from client.engine_line import EngineLine
+from client.resources import ClientResources
+from client.utility_calls import UtilityCalls
+from engine.wire.codec import encode, output_decoder, ready_decoder
+from engine.wire.errors import MalformedMessageError
+from engine.wire.ids import EngineId, RequestIds
+from engine.wire.messages import ClientInfo, ClientReport, EngineCoreOutputs, EngineReady, LineMessage
+from engine.wire.sockets import Frames, SendOutcome, send_nowait
+
+MAX_REMEMBERED_ENGINES = 1024
+
+
+class MPClient(EngineCoreClient):
+    """Knows which engines have shaken hands and which are gone; turns frames into messages and messages into frames.
+
+    _lines: every engine that can be spoken to. _gone: engines that never will be again, with the reason; frames from
+    them are dropped, so nothing of a dead engine follows its death. The two are disjoint.
+    """
+
+    def __init__(self, config: ClientConfig) -> None:
+        self.client_id = config.client_id
+        self.request_ids = RequestIds(config.client_id)
+        self._config = config
+        self._resources = ClientResources()
+        self._finalizer = weakref.finalize(self, self._resources.close)
+        try:
+            self._resources.open(config)
+        except BaseException:
+            self._finalizer()
+            raise
+        self._lines: dict[EngineId, EngineLine] = {}
+        self._gone: dict[EngineId, str] = {}
+        self._refused: dict[EngineId, str] = {}
+        self._utility_calls = UtilityCalls()
+        self._drops = Drops()
+        self._counts: Counter[str] = Counter()
+        self._output_decoder = output_decoder()
+        self._ready_decoder = ready_decoder()
+        self._report_seq = 0
+        self._announce()
+
+    @abstractmethod
+    def _on_line_opened(self, line: EngineLine) -> None:
+        """React to a new engine."""
+
+    @abstractmethod
+    def _on_line_closed(self, line: EngineLine, reason: str) -> None:
+        """React to the end of an engine: what was in flight on it gets no answer from it."""
+
+    @abstractmethod
+    def _on_refused(self) -> None:
+        """React to an engine that will not be spoken to."""
+
+    def statistics(self) -> dict[str, int]:
+        """Return counters since the start and sizes of what is held now."""
+        held = {
+            "engines": len(self._lines),
+            "unapplied_messages": sum(line.num_unapplied for line in self._lines.values()),
+            "utility_calls": len(self._utility_calls),
+        }
+        return {**self._drops.counts, **self._counts, **held}
+
+    def _announce(self, *, leaving: bool = False) -> None:
+        """Tell the coordinator that this client lives and where engines reach it."""
+        self._report_seq += 1
+        info = ClientInfo(self.client_id, self._resources.request_endpoint, self._resources.output_endpoint)
+        send_nowait(self._resources.reports, [encode(ClientReport(self._report_seq, info, leaving))])
+
+    def _send(self, line: EngineLine, message: LineMessage) -> SendOutcome:
+        """Send a numbered message; whatever the outcome, it is kept until it is applied."""
+        frame = line.stage(message)
+        outcome = send_nowait(self._resources.router, [line.identity, frame])
+        if outcome is not SendOutcome.ACCEPTED:
+            line.blocked = True
+            self._counts[f"sends_{outcome.name.lower()}"] += 1
+        return outcome
+
+    def _resend(self, line: EngineLine, now: float) -> None:
+        """Send the tail again if it is due, and try a line whose pipe refused a message once more."""
+        line.blocked = False
+        for frame in line.frames_to_resend(now):
+            self._counts["resent_messages"] += 1
+            if send_nowait(self._resources.router, [line.identity, frame]) is not SendOutcome.ACCEPTED:
+                line.blocked = True
+                return
+
+    # --- what arrives on the request line ---
+
+    def _on_request_frames(self, frames: Frames) -> None:
+        """Take what an engine said on the request line: its handshake, or nothing of ours."""
+        sender = EngineId.from_identity(frames[0])
+        peer = frames[0].hex() if sender is None else str(sender)
+        try:
+            ready = self._ready_decoder.decode(frames[1] if len(frames) == 2 else b"")
+        except MalformedMessageError as error:
+            self._drops.drop("malformed_handshakes", peer, str(error))
+            return
+        if sender is None or ready.engine_id != sender:
+            self._drops.drop("malformed_handshakes", peer, "the routing id is not the engine's")
+        else:
+            self._on_ready(ready)
+
+    def _on_ready(self, ready: EngineReady) -> None:
+        engine_id = ready.engine_id
+        if engine_id in self._gone or self._has_newer(engine_id):
+            self._drops.drop("stale_handshakes", str(engine_id))
+            return
+        difference = self._difference(ready)
+        if difference:
+            self._refuse(engine_id, difference)
+            return
+        for old in [line for line in self._lines.values() if line.engine_id.rank == engine_id.rank]:
+            self._close_line(old, f"{engine_id} took its seat", forget=old.engine_id == engine_id)
+        line = EngineLine(ready, time.monotonic())
+        self._lines[engine_id] = line
+        for refused in [other for other in self._refused if other.rank == engine_id.rank]:
+            del self._refused[refused]
+        self._on_line_opened(line)
+
+    def _has_newer(self, engine_id: EngineId) -> bool:
+        return any(
+            known.rank == engine_id.rank and known.incarnation > engine_id.incarnation
+            for known in (*self._lines, *self._gone)
+        )
+
+    def _difference(self, ready: EngineReady) -> str:
+        pairs = (
+            ("build", ready.build_id, self._config.build_id),
+            ("configuration", ready.config_hash, self._config.config_hash),
+        )
+        return "; ".join(f"its {what} is {theirs}, ours is {ours}" for what, theirs, ours in pairs if theirs != ours)
+
+    def _refuse(self, engine_id: EngineId, difference: str) -> None:
+        _remember(self._refused, engine_id, f"refused: {difference}")
+        self._drops.drop("refused_engines", str(engine_id), difference)
+        self._on_refused()
+
+    # --- the end of an engine ---
+
+    def _close_line(self, line: EngineLine, reason: str, *, forget: bool = False) -> None:
+        """End a line; ``forget`` when the same engine is about to open a new one, so that it is not gone."""
+        del self._lines[line.engine_id]
+        if not forget:
+            self._remember_gone(line.engine_id, reason)
+        self._utility_calls.fail_engine(line.engine_id, reason)
+        self._on_line_closed(line, reason)
+
+    def _on_gone(self, engine_id: EngineId, reason: str) -> None:
+        """Take the news that an engine is gone, from whomever and however often."""
+        if engine_id in self._gone:
+            return
+        line = self._lines.get(engine_id)
+        if line is None:
+            self._remember_gone(engine_id, reason)
+        else:
+            self._close_line(line, reason)
+
+    def _remember_gone(self, engine_id: EngineId, reason: str) -> None:
+        self._refused.pop(engine_id, None)
+        _remember(self._gone, engine_id, reason)
+
+    # --- what arrives on the output line ---
+
+    def _decode_outputs(self, frames: Frames) -> EngineCoreOutputs | None:
+        """Decode one output message and move its line forward; None when it is not from an engine we speak to."""
+        try:
+            outputs = self._output_decoder.decode(frames[0] if len(frames) == 1 else b"")
+        except MalformedMessageError as error:
+            # A PULL does not say who sent it: all strangers are one peer.
+            self._drops.drop("malformed_outputs", "the output line", str(error))
+            return None
+        line = self._lines.get(outputs.engine_id)
+        if outputs.client_id != self.client_id:
+            self._drops.drop("misdirected_outputs", str(outputs.engine_id))
+            return None
+        if line is None:
+            self._on_outputs_of_a_stranger(outputs)
+            return None
+        missing = line.on_out_seq(outputs.out_seq)
+        if missing:
+            self._counts["output_gaps"] += missing
+        line.on_applied(outputs.applied)
+        return outputs
+
+    def _on_outputs_of_a_stranger(self, outputs: EngineCoreOutputs) -> None:
+        """Last words may overtake the handshake, which travels on another socket; they must not be lost."""
+        if outputs.dead is not None:
+            self._on_gone(outputs.engine_id, outputs.dead)
+        else:
+            self._drops.drop("stale_outputs", str(outputs.engine_id))
+
+
+def _remember(reasons: dict[EngineId, str], engine_id: EngineId, reason: str) -> None:
+    reasons[engine_id] = reason
+    if len(reasons) > MAX_REMEMBERED_ENGINES:
+        del reasons[next(iter(reasons))]

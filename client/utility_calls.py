@@ -1,0 +1,59 @@
+"""Utility calls that wait for their answer."""
+
+import asyncio
+from typing import Any, NamedTuple
+
+from engine.wire.errors import EngineDeadError, UtilityError
+from engine.wire.ids import EngineId
+from engine.wire.messages import UtilityOutput
+
+
+class _Call(NamedTuple):
+    engine_id: EngineId
+    method: str
+    future: asyncio.Future[Any]
+
+
+class UtilityCalls:
+    """Futures by call id; each ends once: by its answer, its engine's death, the end of the line, or its caller."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, _Call] = {}
+        self._last_id = 0
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def open(self, engine_id: EngineId, method: str) -> tuple[int, asyncio.Future[Any]]:
+        """Return a fresh call id (1, 2, ...) and its future, registered before anything is sent."""
+        self._last_id += 1
+        call_id = self._last_id
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        # A caller that gives up cancels the future; the entry goes with it and the late answer finds nothing.
+        future.add_done_callback(lambda _: self._calls.pop(call_id, None))
+        self._calls[call_id] = _Call(engine_id, method, future)
+        return call_id, future
+
+    def resolve(self, engine_id: EngineId, output: UtilityOutput) -> bool:
+        """End the call this output answers; False when nobody waits for it, or for another engine's answer."""
+        call = self._calls.get(output.call_id)
+        if call is None or call.engine_id != engine_id or call.future.done():
+            return False
+        if output.error is None:
+            call.future.set_result(output.result)
+        else:
+            call.future.set_exception(UtilityError(call.method, {engine_id.rank: output.error}, {}))
+        return True
+
+    def fail_engine(self, engine_id: EngineId, reason: str) -> None:
+        """End the calls that wait for an engine that is gone."""
+        self._fail([call for call in self._calls.values() if call.engine_id == engine_id], reason)
+
+    def fail_all(self, reason: str) -> None:
+        """End every call; nothing more will come."""
+        self._fail(list(self._calls.values()), reason)
+
+    def _fail(self, calls: list[_Call], reason: str) -> None:
+        for call in calls:
+            if not call.future.done():
+                call.future.set_exception(EngineDeadError(reason, call.engine_id))
