@@ -1,10 +1,14 @@
 """Who is speaking: names of engines and clients that stay unambiguous across restarts."""
 
 import struct
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 _IDENTITY = struct.Struct(">cII")
+
+Number = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
+"""What a routing id can hold; decoders refuse anything else, so that no hostile id gets past them."""
 
 
 class EngineId(Struct, array_like=True, frozen=True, order=True, gc=False):
@@ -14,8 +18,8 @@ class EngineId(Struct, array_like=True, frozen=True, order=True, gc=False):
     incarnation: counts the lives of that seat from 1, so that frames of a dead predecessor are recognisable.
     """
 
-    rank: int
-    incarnation: int
+    rank: Number
+    incarnation: Number
 
     def __str__(self) -> str:
         return f"{self.rank}.{self.incarnation}"
@@ -40,8 +44,8 @@ class ClientId(Struct, array_like=True, frozen=True, order=True, gc=False):
     incarnation: counts the lives of that seat from 1; a restarted process takes nothing meant for its predecessor.
     """
 
-    index: int
-    incarnation: int
+    index: Number
+    incarnation: Number
 
     def __str__(self) -> str:
         return f"{self.index}.{self.incarnation}"
@@ -49,6 +53,7 @@ class ClientId(Struct, array_like=True, frozen=True, order=True, gc=False):
 
 _COUNTER_BITS = 40
 _INCARNATION_BITS = 12
+_INDEX_BITS = 12
 
 
 class RequestIds:
@@ -58,6 +63,7 @@ class RequestIds:
     """
 
     def __init__(self, client_id: ClientId) -> None:
+        assert client_id.index < 1 << _INDEX_BITS, "the index must fit the id"
         incarnation = client_id.incarnation % (1 << _INCARNATION_BITS)
         self._base = (client_id.index << _INCARNATION_BITS | incarnation) << _COUNTER_BITS
         self._next = 0

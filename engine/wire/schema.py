@@ -1,5 +1,11 @@
-"""The layout of every wire message as plain data, for the schema lock and the build id."""
+"""The layout of every wire message as plain data, for the schema lock and the build id.
 
+``python -m engine.wire.schema`` prints it as the lock file holds it.
+"""
+
+import json
+import sys
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -8,19 +14,37 @@ from engine.wire import ids, messages, sampling
 
 
 def describe_wire() -> dict[str, Any]:
-    """Return ``{struct name: {"tag": ..., "fields": ["name: type", ...]}}`` in wire order."""
-    structs: dict[str, Any] = {}
+    """Return the structs and enums of the wire by name.
+
+    A struct is ``{"tag": ..., "fields": ["name: type", ...], "num_required": ...}`` with its fields in wire order, an
+    enum ``{"members": ["NAME = value", ...]}``.
+    """
+    described: dict[str, Any] = {}
     for module in (ids, sampling, messages):
         for name, member in vars(module).items():
-            if isinstance(member, type) and issubclass(member, msgspec.Struct) and member is not msgspec.Struct:
-                structs[name] = {
-                    "tag": member.__struct_config__.tag,
-                    "fields": [f"{field.name}: {_type_name(field.type)}" for field in msgspec.structs.fields(member)],
-                }
-    return dict(sorted(structs.items()))
+            if not isinstance(member, type) or member.__module__ != module.__name__:
+                continue
+            if issubclass(member, msgspec.Struct):
+                described[name] = _describe_struct(member)
+            elif issubclass(member, Enum):
+                described[name] = {"members": [f"{entry.name} = {entry.value!r}" for entry in member]}
+    return dict(sorted(described.items()))
+
+
+def _describe_struct(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    fields = msgspec.structs.fields(struct)
+    return {
+        "tag": struct.__struct_config__.tag,
+        "fields": [f"{field.name}: {_type_name(field.type)}" for field in fields],
+        "num_required": sum(field.required for field in fields),
+    }
 
 
 def _type_name(annotation: Any) -> str:
     if isinstance(annotation, type) and not hasattr(annotation, "__args__"):
         return annotation.__name__
-    return str(annotation).replace("engine.wire.", "")
+    return str(annotation).replace("typing.", "").replace("engine.wire.", "")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(describe_wire(), indent=2) + "\n")

@@ -7,6 +7,7 @@ IPv6 brackets, bind port 0 and publish what the system gave.
 import asyncio
 import contextlib
 import ipaddress
+import os
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
@@ -46,7 +47,7 @@ def ipc_endpoint(folder: Path, name: str) -> str:
         AddressError: the path is longer than a Unix socket address can hold.
     """
     path = folder / name
-    if len(str(path)) > MAX_IPC_PATH:
+    if len(os.fsencode(path)) > MAX_IPC_PATH:
         raise AddressError(f"socket path {path} is longer than {MAX_IPC_PATH} bytes; choose a shorter run folder")
     return f"ipc://{path}"
 
