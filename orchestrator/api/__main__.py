@@ -1,0 +1,35 @@
+"""Entry point of an API process: ``python -m orchestrator.api``, its spec as JSON on standard input."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import uvloop
+
+from engine.wire.errors import ShoalError
+from engine.wire.process import configure_logging, die_with_parent, ignore_interrupt, read_spec
+from orchestrator.api.config import ApiSpec
+from orchestrator.api.server import ApiServer
+from orchestrator.llm.tokenizer import load_tokenizer
+
+
+def main() -> int:
+    """Run one API process to its end; return its exit status."""
+    die_with_parent()
+    ignore_interrupt()
+    spec = read_spec(ApiSpec)
+    configure_logging(f"api.{spec.client.client_id}", spec.log_level)
+    tokenizer = load_tokenizer(None if spec.tokenizer_dir is None else Path(spec.tokenizer_dir))
+
+    async def serve() -> int:
+        return await ApiServer(spec, tokenizer).run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve())
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ShoalError as error:
+        sys.exit(f"the API process cannot run: {error}")

@@ -1,0 +1,57 @@
+"""Who gets in: the door counts what is inside and is shut when the house is full or closing."""
+
+import asyncio
+
+from engine.wire.errors import OverloadedError
+
+_RETRY_WHEN_FULL_S = 1.0
+_RETRY_WHEN_DRAINING_S = 5.0
+
+
+class Admission:
+    """Counts open generation requests of this process, on one event loop."""
+
+    def __init__(self, max_pending: int) -> None:
+        """Open the door. max_pending: requests inside at once at most."""
+        self._max_pending = max_pending
+        self._num_open = 0
+        self._draining = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def num_open(self) -> int:
+        """Return how many requests are inside."""
+        return self._num_open
+
+    @property
+    def draining(self) -> bool:
+        """Tell whether the door is shut for good."""
+        return self._draining
+
+    def enter(self) -> None:
+        """Let one request in; whoever entered calls ``leave`` in the end.
+
+        Raises:
+            OverloadedError: full, or shut for good; says when to come back.
+        """
+        if self._draining:
+            raise OverloadedError("the server is shutting down", _RETRY_WHEN_DRAINING_S)
+        if self._num_open >= self._max_pending:
+            raise OverloadedError(f"the server already has {self._num_open} requests, its limit", _RETRY_WHEN_FULL_S)
+        self._num_open += 1
+        self._empty.clear()
+
+    def leave(self) -> None:
+        """Let one request out that had entered."""
+        self._num_open -= 1
+        if self._num_open == 0:
+            self._empty.set()
+
+    def drain(self) -> None:
+        """Shut the door; those inside may stay."""
+        self._draining = True
+
+    async def wait_empty(self) -> None:
+        """Wait until nobody is inside."""
+        await self._empty.wait()

@@ -1,0 +1,120 @@
+"""Everything but generation: models, health, readiness, cluster state, metrics, version. Plain FastAPI."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+
+from engine.wire.build import build_id
+from metrics.registry import render
+from orchestrator.api.admission import Admission
+from orchestrator.api.cluster import describe_rank, describe_readiness
+from orchestrator.api.errors import ApiError, to_api_error
+from orchestrator.llm.async_llm import AsyncLLM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppContext:
+    """What the routes answer from.
+
+    loop_lag_s, snapshot_age_s: seconds; the latter None before the first snapshot.
+    """
+
+    llm: AsyncLLM
+    admission: Admission
+    registry: CollectorRegistry
+    served_model_name: str
+    model_root: str
+    loop_lag_s: Callable[[], float]
+    snapshot_age_s: Callable[[], float | None]
+
+
+def make_app(context: AppContext) -> FastAPI:
+    """Return the application behind the generation endpoints."""
+    app = FastAPI(title="Shoal", version=build_id(), docs_url=None, redoc_url=None, openapi_url=None)
+    _add_state_routes(app, context)
+    _add_model_routes(app, context)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_error)
+    return app
+
+
+def _add_state_routes(app: FastAPI, context: AppContext) -> None:
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """Say that this process is alive; whether it can serve is ``/ready``'s answer."""
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        is_ready, body = describe_readiness(context.llm.engine_views(), context.admission.draining)
+        return JSONResponse(body, 200 if is_ready else 503)
+
+    @app.get("/v1/cluster")
+    async def cluster() -> dict[str, Any]:
+        return {
+            "object": "cluster",
+            "ranks": [describe_rank(view) for view in context.llm.engine_views()],
+            "pending_requests": context.admission.num_open,
+            "draining": context.admission.draining,
+            "snapshot_age_s": context.snapshot_age_s(),
+            "loop_lag_s": context.loop_lag_s(),
+            "statistics": context.llm.statistics(),
+        }
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        text, content_type = render(context.registry)
+        return Response(text, headers={"content-type": content_type})
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        number, _, wire = build_id().partition("+")
+        return {"version": number, "wire": wire}
+
+
+def _add_model_routes(app: FastAPI, context: AppContext) -> None:
+    created = int(time.time())
+
+    def entry() -> dict[str, Any]:
+        ready = next((view.ready for view in context.llm.engine_views() if view.ready is not None), None)
+        return {
+            "id": context.served_model_name,
+            "object": "model",
+            "created": created,
+            "owned_by": "shoal",
+            "root": context.model_root,
+            "max_model_len": None if ready is None else ready.max_model_len,
+        }
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [entry()]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        if name != context.served_model_name:
+            raise HTTPException(404, f"the model {name!r} does not exist here")
+        return entry()
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = error.detail
+    if error.status_code == 404 and message == "Not Found":
+        message = f"there is no {request.url.path} here"
+    if error.status_code == 405:
+        message = f"{request.method} is not allowed on {request.url.path}"
+    kind = "server_error" if error.status_code >= 500 else "invalid_request_error"
+    answer = ApiError(error.status_code, message, kind)
+    return JSONResponse(answer.content(), answer.status, headers=dict(error.headers or {}))
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    answer = to_api_error(error)
+    return JSONResponse(answer.content(), answer.status)

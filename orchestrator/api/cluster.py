@@ -1,0 +1,67 @@
+"""What ``/ready`` and ``/v1/cluster`` say about the engines, as plain data."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.wire.messages import EngineReady, EngineReport, Load, Seat
+from lb.views import EngineView
+
+READY = "ready"
+
+_NO_LOAD = Load()
+
+
+def describe_rank(view: EngineView) -> dict[str, Any]:
+    """Return one rank of ``/v1/cluster``.
+
+    What an engine has not said yet is empty or zero: a loading one reports its phase and progress (0..1) before it
+    shakes hands, and its device and pid may come with either.
+    """
+    report, ready = view.report, view.ready
+    load = _NO_LOAD if report is None else report.load
+    return {
+        "engine_id": str(view.engine_id),
+        "rank": view.engine_id.rank,
+        "incarnation": view.engine_id.incarnation,
+        "state": view.state,
+        "reason": view.reason,
+        "node": _first_said("node", ready, report, view.seat),
+        "device": _first_said("device", ready, report),
+        "pid": (ready and ready.pid) or (report and report.pid) or 0,
+        "waiting": load.num_queued + load.num_waiting,
+        "running": load.num_running,
+        "kv_usage": load.kv_usage,
+        "in_flight": view.num_in_flight,
+        "picks": view.num_picks,
+        **_describe_phase(report),
+    }
+
+
+def describe_readiness(views: Sequence[EngineView], draining: bool) -> tuple[bool, dict[str, Any]]:
+    """Return whether a request could be served now, and the body that says what is missing."""
+    num_ready = sum(view.state == READY for view in views)
+    missing = ["the server is shutting down"] if draining else []
+    if num_ready == 0:
+        missing.append("no engine is ready")
+        missing += [_describe_missing(view) for view in views]
+    ready = num_ready > 0 and not draining
+    return ready, {"ready": ready, "ready_ranks": num_ready, "known_ranks": len(views), "missing": missing}
+
+
+def _describe_phase(report: EngineReport | None) -> dict[str, Any]:
+    if report is None:
+        return {"phase": "", "detail": "", "progress": 0.0}
+    return {"phase": report.phase.name.lower(), "detail": report.detail, "progress": report.progress}
+
+
+def _describe_missing(view: EngineView) -> str:
+    report = view.report
+    progress = "" if report is None or not report.detail else f", {report.detail} {report.progress:.0%}"
+    reason = f" ({view.reason})" if view.reason else ""
+    return f"rank {view.engine_id.rank} is {view.state}{progress}{reason}"
+
+
+def _first_said(field: str, *sources: EngineReady | EngineReport | Seat | None) -> str:
+    """Return what the first source that says anything in this field says."""
+    answers = (getattr(source, field, "") for source in sources)
+    return next((str(answer) for answer in answers if answer), "")

@@ -1,0 +1,30 @@
+"""Configuration of one API process, as it travels on its standard input. Frozen; unknown keys are errors."""
+
+from msgspec import Struct
+
+from client.config import ClientConfig
+
+
+class ApiSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one API process gets as JSON on standard input, and nothing else.
+
+    client: its line to the engines. listen_fd: an inherited socket that is bound and listening already, so that a taken
+        port is found before anything else starts. host, port: what that socket is bound to, for people.
+    served_model_name: the only accepted ``model``. model_root: where it came from, for ``/v1/models``.
+    tokenizer_dir: folder of tokenizer.json, tokenizer_config.json and chat_template.jinja; None takes bytes (sim).
+    shutdown_timeout_s: streams may finish for this long after SIGTERM, then they are aborted.
+    start_timeout_s: the process gives up when no engine is ready by then.
+    max_pending_requests: more requests than this at once are refused with 503 and Retry-After.
+    """
+
+    client: ClientConfig
+    listen_fd: int
+    host: str
+    port: int
+    served_model_name: str
+    tokenizer_dir: str | None = None
+    model_root: str = ""
+    shutdown_timeout_s: float = 10.0
+    start_timeout_s: float = 600.0
+    max_pending_requests: int = 2048
+    log_level: str = "INFO"

@@ -1,0 +1,94 @@
+"""Every error answer has OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from engine.wire.errors import EngineDeadError, EngineError, InvalidRequestError, OverloadedError
+
+logger = logging.getLogger(__name__)
+
+
+class ApiError(Exception):
+    """One error answer.
+
+    kind: ``invalid_request_error``, ``overloaded_error`` or ``server_error``. param: the field at fault.
+    retry_after_s: whole seconds for the Retry-After header, None for none. allow: methods of a 405.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+        allow: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+        self.allow = allow
+
+    def content(self) -> dict[str, Any]:
+        """Return the body as plain data."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def body(self) -> bytes:
+        """Return the body as JSON."""
+        return msgspec.json.encode(self.content())
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers the status calls for."""
+        retry = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        return retry if self.allow is None else retry | {"allow": self.allow}
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """Return the answer an exception gets. What nobody foresaw is logged and answered with 500 and no details."""
+    match error:
+        case ApiError():
+            return error
+        case ValidationError():
+            return _from_validation(error)
+        case InvalidRequestError():
+            return ApiError(400, str(error), param=error.field)
+        case OverloadedError():
+            retry_after_s = max(1, math.ceil(error.retry_after_s))
+            return ApiError(503, str(error), "overloaded_error", code="overloaded", retry_after_s=retry_after_s)
+        case EngineDeadError():
+            return ApiError(503, str(error), "server_error", code="engine_dead", retry_after_s=1)
+        case EngineError():
+            return ApiError(500, str(error), "server_error", code="engine_error")
+    logger.error("a request failed unexpectedly", exc_info=error)
+    return ApiError(500, "the server failed to process this request; its log says why", "server_error")
+
+
+def _from_validation(error: ValidationError) -> ApiError:
+    """Return the answer for the first of pydantic's findings."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    param = _path(first["loc"])
+    text = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {text.removeprefix('Invalid JSON: ')}", code="invalid_json")
+    if first["type"] == "extra_forbidden":
+        text = "is not a field this server knows"
+    message = f"{param}: {text}" if param else text
+    return ApiError(400, message, param=param or None, code=first["type"])
+
+
+def _path(location: Sequence[int | str]) -> str:
+    """Return ``messages[0].content`` for ``("messages", 0, "content")``."""
+    path = ""
+    for step in location:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path

@@ -1,0 +1,180 @@
+"""The life of one API process: listen at once, wait for engines, serve, drain, go.
+
+uvicorn's own ``serve`` is not used: it takes the signals for itself, ignores SIGTERM while its lifespan start-up waits,
+and wakes ten times a second when idle. Its parts are driven in order here instead.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+import msgspec
+import uvicorn
+
+from client.dplb_async_mp_client import DPLBAsyncMPClient
+from engine.wire.errors import ShoalError, StartupError
+from metrics.loop_lag import LoopLag
+from metrics.registry import make_registry
+from metrics.stats import ServingStats
+from orchestrator.api.admission import Admission
+from orchestrator.api.app import AppContext, make_app
+from orchestrator.api.config import ApiSpec
+from orchestrator.api.generation import GenerationApp
+from orchestrator.llm.async_llm import AsyncLLM
+from orchestrator.llm.tokenizer import TextTokenizer
+
+logger = logging.getLogger(__name__)
+
+_DATE_INTERVAL_S = 1.0
+_LAST_MESSAGE_S = 2.0
+_KEEP_ALIVE_S = 60
+
+
+class ApiServer:
+    """One API process from first to last breath, on one event loop."""
+
+    def __init__(self, spec: ApiSpec, tokenizer: TextTokenizer) -> None:
+        """Build all parts; nothing listens yet. Must run on the event loop that will serve."""
+        self._spec = spec
+        stats = ServingStats()
+        self._client = DPLBAsyncMPClient(spec.client)
+        self._llm = AsyncLLM(self._client, tokenizer, stats)
+        self._admission = Admission(spec.max_pending_requests)
+        self._lag = LoopLag(asyncio.get_running_loop())
+        registry = make_registry(stats, self._client.engine_views, self._client.snapshot_age_s, self._lag.worst_s)
+        context = AppContext(
+            llm=self._llm,
+            admission=self._admission,
+            registry=registry,
+            served_model_name=spec.served_model_name,
+            model_root=spec.model_root,
+            loop_lag_s=self._lag.worst_s,
+            snapshot_age_s=self._client.snapshot_age_s,
+        )
+        app = GenerationApp(self._llm, self._admission, stats, spec.served_model_name, make_app(context))
+        self._http = uvicorn.Server(_http_config(app, spec.log_level))
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until a signal or the loss of all engines' line; return the exit status."""
+        listener = socket.socket(fileno=self._spec.listen_fd)
+        with self._signals():
+            try:
+                await self._start(listener)
+                status = await self._serve()
+                await self._drain()
+            finally:
+                await self._close()
+        return status
+
+    async def _start(self, listener: socket.socket) -> None:
+        self._http.config.load()
+        self._http.lifespan = self._http.config.lifespan_class(self._http.config)
+        self._llm.start()
+        await self._http.startup([listener])
+        await self._http.on_tick(0)
+        _say_listening(self._spec)
+
+    async def _serve(self) -> int:
+        """Answer until told to stop; the engines are waited for while ``/health`` and ``/ready`` answer already."""
+        engines = asyncio.create_task(self._client.wait_ready(self._spec.start_timeout_s), name="api-wait-engines")
+        line = asyncio.create_task(self._llm.wait_closed(), name="api-line-closed")
+        stop = asyncio.create_task(self._stop.wait(), name="api-stop")
+        clock = asyncio.create_task(self._tick_date(), name="api-date")
+        try:
+            await asyncio.wait({engines, line, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if engines.done():
+                engines.result()
+                logger.info(
+                    "serving %s on http://%s:%d", self._spec.served_model_name, self._spec.host, self._spec.port
+                )
+                await asyncio.wait({line, stop}, return_when=asyncio.FIRST_COMPLETED)
+            return 0 if stop.done() else 1
+        except StartupError as error:
+            logger.error("%s", error)  # noqa: TRY400 - an expected end: one clear line, no traceback
+            return 1
+        finally:
+            tasks = (engines, line, stop, clock)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _drain(self) -> None:
+        """Take no more, let streams end, abort the rest so that each gets its last message."""
+        self._admission.drain()
+        for server in self._http.servers:
+            server.close()
+        await self._wait_empty(self._spec.shutdown_timeout_s)
+        if self._admission.num_open:
+            logger.info("aborting %d requests that did not finish in time", self._admission.num_open)
+            await self._llm.abort_all()
+            self._stop_now.clear()
+            await self._wait_empty(_LAST_MESSAGE_S)
+
+    async def _wait_empty(self, timeout_s: float) -> None:
+        """Wait until no request is open, the time is over or a second signal came."""
+        tasks = {
+            asyncio.create_task(self._admission.wait_empty(), name="api-wait-empty"),
+            asyncio.create_task(self._stop_now.wait(), name="api-stop-now"),
+        }
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _close(self) -> None:
+        """Close connections, then the text facade, then the line: each may still use the next."""
+        self._http.force_exit = True
+        if self._http.started:
+            await self._http.shutdown()
+        self._lag.close()
+        await self._llm.aclose()
+        with contextlib.suppress(ShoalError):  # the line may be closed already: that may be why we end
+            await self._client.aclose()
+
+    async def _tick_date(self) -> None:
+        while True:
+            await asyncio.sleep(_DATE_INTERVAL_S)
+            await self._http.on_tick(0)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGTERM)
+
+    def _on_terminate(self) -> None:
+        if self._stop.is_set():
+            self._stop_now.set()
+        self._stop.set()
+
+
+def _http_config(app: GenerationApp, log_level: str) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        interface="asgi3",
+        lifespan="off",
+        log_config=None,
+        log_level=log_level.lower(),
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+    )
+
+
+def _say_listening(spec: ApiSpec) -> None:
+    """Print the one ready line the supervisor reads."""
+    line = msgspec.json.encode({"url": f"http://{spec.host}:{spec.port}", "host": spec.host, "port": spec.port})
+    sys.stdout.write(line.decode() + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,71 @@
+"""Token ids to text while they come, character by whole character."""
+
+from collections.abc import Sequence
+
+from tokenizers import decoders
+
+from orchestrator.llm.tokenizer import TextTokenizer
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_NUM_CONTEXT_TOKENS = 6
+
+
+class Detokenizer:
+    """Text of one token stream. What ``feed`` and ``flush`` return, joined, is the decoded stream.
+
+    A character whose bytes spread over several tokens is held back until it is whole; one that never becomes whole is
+    left out at the end. Special tokens are left out.
+    """
+
+    __slots__ = ("_backend", "_done", "_held", "_stream")
+
+    def __init__(self, tokenizer: TextTokenizer, prompt_token_ids: Sequence[int] = ()) -> None:
+        """Start behind a prompt: some decoders treat the first token of a text differently (a leading space)."""
+        self._backend = tokenizer.backend
+        # tokens whose text is out, and tokens behind them whose text the stream still holds back
+        self._done = self._context(list(prompt_token_ids[-_NUM_CONTEXT_TOKENS:]))
+        self._held: list[int] = []
+        self._stream = decoders.DecodeStream(ids=self._done, skip_special_tokens=True)
+
+    def feed(self, token_ids: list[int]) -> str:
+        """Return the text these tokens complete, possibly none."""
+        step = token_ids[0] if len(token_ids) == 1 else token_ids  # an int is decoded in half the time of a list
+        try:
+            text: str | None = self._stream.step(self._backend, step)
+        except Exception:  # noqa: BLE001 - the library raises bare Exception when decoded text changes in hindsight
+            return self._restart(token_ids)
+        if text is None:
+            self._held += token_ids
+            return ""
+        self._done = self._held + token_ids if self._held else token_ids
+        self._held = []
+        return text
+
+    def flush(self) -> str:
+        """Return the whole characters still held back; call it once, at the end."""
+        if not self._held:
+            return ""
+        before = self._decode(self._done)
+        text = self._decode(self._done + self._held)
+        self._held = []
+        return text[len(before) :].rstrip(_REPLACEMENT)
+
+    def _restart(self, token_ids: list[int]) -> str:
+        """Begin anew at these tokens: their text stands by itself."""
+        held = self._held + token_ids
+        self._done, self._held = [], []
+        self._stream = decoders.DecodeStream(skip_special_tokens=True)
+        text: str | None = self._stream.step(self._backend, held)
+        if text is None:
+            self._held = held
+            return ""
+        self._done = held
+        return text
+
+    def _context(self, tail: list[int]) -> list[int]:
+        """Return a prompt's tail if it ends with a whole character; else its text would be taken for output."""
+        return [] if self._decode(tail).endswith(_REPLACEMENT) else tail
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text: str = self._backend.decode(token_ids, skip_special_tokens=True)
+        return text

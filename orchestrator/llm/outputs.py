@@ -1,0 +1,176 @@
+"""The only loop over tokens: one engine message in, text on the streams it concerns out.
+
+Everything that happens per token happens here and nowhere else, so this is where its cost is kept low: the clock is
+read once per batch, each stream is told once per batch, counters are raised once per batch.
+"""
+
+import logging
+
+from engine.wire.errors import EngineError, ShoalError
+from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from metrics.stats import ServingStats
+from orchestrator.llm.stream import Choice, RequestStream
+
+logger = logging.getLogger(__name__)
+
+SequenceName = tuple[int, int]
+"""(request_id, sample_index), as the engines know a choice."""
+
+_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
+
+
+class OutputProcessor:
+    """Knows every open choice and turns engine outputs into text for it. No clock, no I/O."""
+
+    def __init__(self, stats: ServingStats) -> None:
+        self._stats = stats
+        self._open: dict[SequenceName, tuple[Choice, RequestStream]] = {}
+        self.num_unknown = 0  # outputs for choices that had ended here: a late token after an abort, mostly
+
+    @property
+    def num_open(self) -> int:
+        """Return how many choices have not ended."""
+        return len(self._open)
+
+    def open_streams(self) -> list[RequestStream]:
+        """Return the streams that have not ended."""
+        return list(dict.fromkeys(stream for _, stream in self._open.values()))
+
+    def register(self, stream: RequestStream) -> None:
+        """Expect outputs for all choices of a stream; before they are sent, so that no answer finds nobody."""
+        for choice in stream.choices:
+            self._open[choice.key] = choice, stream
+
+    def forget(self, stream: RequestStream) -> list[SequenceName]:
+        """Drop a stream that could not be sent whole; return what was registered of it, to abort on the engines."""
+        return [choice.key for choice in stream.choices if self._open.pop(choice.key, None) is not None]
+
+    def process(self, batch: EngineCoreOutputs, now: float) -> list[SequenceName]:
+        """Apply one message.
+
+        now: monotonic seconds, the same clock as ``RequestStream.created_at``.
+
+        Returns the sequences that ended here but not on their engine, which has to be told.
+        """
+        rank = batch.engine_id.rank
+        num_tokens = 0
+        touched: dict[RequestStream, None] = {}
+        orphans: list[SequenceName] = []
+        for output in batch.outputs:
+            found = self._open.get((output.request_id, output.sample_index))
+            if found is None:
+                self.num_unknown += 1
+                continue
+            choice, stream = found
+            num_tokens += len(output.new_token_ids)
+            touched[stream] = None
+            try:
+                self._apply(choice, stream, output, rank, now, orphans)
+            except Exception as error:  # one request's trouble must not end the loop of all others
+                logger.exception("request %d: its output could not be processed", output.request_id)
+                orphans += self.fail(stream, ShoalError(f"the output could not be processed: {error}"), now)
+        if num_tokens:
+            self._stats.on_tokens(rank, num_tokens)
+        for stream in touched:
+            orphans += self._notify(stream, now)
+        return orphans
+
+    def finish(self, stream: RequestStream, reason: str, now: float) -> list[SequenceName]:
+        """End what is still open of a stream and tell its reader; return the sequences to abort on their engines."""
+        names = []
+        for choice in stream.choices:
+            if choice.finish_reason is None and choice.key in self._open:
+                names.append(choice.key)
+                self._end(choice, stream, self._rest(choice), reason, now)
+        return names + self._notify(stream, now)
+
+    def fail(self, stream: RequestStream, error: ShoalError, now: float) -> list[SequenceName]:
+        """End a whole stream with an error, without telling its reader; return the sequences to abort."""
+        names = [choice.key for choice in stream.choices if self._open.pop(choice.key, None) is not None]
+        if stream.fail(error):
+            for choice in stream.choices:
+                if choice.key in names:
+                    self._observe_end(choice, stream, "error", now)
+        return names
+
+    def fail_all(self, error: ShoalError, now: float) -> None:
+        """End every open stream with an error and tell its reader."""
+        for stream in self.open_streams():
+            self.fail(stream, error, now)
+            self._notify(stream, now)
+
+    def _apply(
+        self,
+        choice: Choice,
+        stream: RequestStream,
+        output: EngineCoreOutput,
+        rank: int,
+        now: float,
+        orphans: list[SequenceName],
+    ) -> None:
+        text = ""
+        if output.new_token_ids:
+            self._observe_tokens(choice, stream, output, rank, now)
+            text = choice.detokenizer.feed(output.new_token_ids)
+            if choice.stop is not None:
+                text, stopped = choice.stop.feed(text)
+                if stopped:
+                    self._end(choice, stream, text, "stop", now)
+                    if output.finish_reason is None:
+                        orphans.append(choice.key)
+                    return
+        if output.finish_reason is None:
+            stream.deliver(choice, text)
+        elif output.finish_reason is FinishReason.ERROR:
+            del self._open[choice.key]
+            orphans += self.fail(stream, EngineError(output.error or "the engine failed this request"), now)
+            self._observe_end(choice, stream, "error", now)
+        elif output.finish_reason is not FinishReason.REROUTE:  # the client picks another engine for that one
+            self._finish_from_engine(choice, stream, text, _REASONS[output.finish_reason], now)
+
+    def _finish_from_engine(self, choice: Choice, stream: RequestStream, text: str, reason: str, now: float) -> None:
+        rest, stopped = self._last_text(choice)
+        self._end(choice, stream, text + rest, "stop" if stopped else reason, now)
+
+    def _rest(self, choice: Choice) -> str:
+        return self._last_text(choice)[0]
+
+    def _last_text(self, choice: Choice) -> tuple[str, bool]:
+        """Return what was held back, and whether it completes a stop string."""
+        tail = choice.detokenizer.flush()
+        if choice.stop is None:
+            return tail, False
+        text, stopped = choice.stop.feed(tail)
+        return (text, True) if stopped else (text + choice.stop.flush(), False)
+
+    def _end(self, choice: Choice, stream: RequestStream, text: str, reason: str, now: float) -> None:
+        self._open.pop(choice.key, None)
+        if stream.deliver(choice, text, reason):
+            self._observe_end(choice, stream, reason, now)
+
+    def _notify(self, stream: RequestStream, now: float) -> list[SequenceName]:
+        try:
+            stream.notify()
+        except Exception as error:  # one reader's trouble must not end the loop of all others
+            logger.exception("a request's reader failed")
+            stream.detach()
+            return self.fail(stream, ShoalError(f"the reply could not be written: {error}"), now)
+        return []
+
+    def _observe_tokens(
+        self, choice: Choice, stream: RequestStream, output: EngineCoreOutput, rank: int, now: float
+    ) -> None:
+        num_tokens = len(output.new_token_ids)
+        choice.num_output_tokens += num_tokens
+        if choice.last_token_at:
+            self._stats.on_inter_token(rank, now - choice.last_token_at, num_tokens)
+        else:
+            choice.rank = rank
+            choice.num_cached_tokens = output.num_cached_tokens
+            self._stats.on_first_token(rank, now - stream.created_at, output.queue_time_s)
+        choice.last_token_at = now
+
+    def _observe_end(self, choice: Choice, stream: RequestStream, reason: str, now: float) -> None:
+        self._stats.on_finished(
+            choice.rank, reason, now - stream.created_at, choice.num_prompt_tokens, choice.num_output_tokens
+        )

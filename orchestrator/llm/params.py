@@ -1,0 +1,78 @@
+"""What a caller asks of a generation, and what becomes of it for one prompt on one model."""
+
+from dataclasses import dataclass
+
+from engine.wire.errors import InvalidRequestError
+from engine.wire.sampling import SamplingParams
+
+_SEED_MODULUS = 1 << 63  # engines read seeds as non-negative 64-bit numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationParams:
+    """Validated parameters of one request; ``SamplingParams`` holds the meaning of those named alike.
+
+    n: choices per prompt. max_tokens: None takes ``default_max_tokens``, and that None takes all the room there is.
+    seed: None lets the server draw one per prompt. stop: strings that end a choice.
+    data_parallel_rank: serve on this rank; None lets the load decide.
+    """
+
+    n: int = 1
+    max_tokens: int | None = None
+    default_max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    data_parallel_rank: int | None = None
+
+    def for_prompt(self, num_prompt_tokens: int, max_model_len: int, drawn_seed: int, field: str) -> SamplingParams:
+        """Return what travels to the engine for one prompt.
+
+        drawn_seed: used when the caller gave none. field: the request field that holds the prompt, for the error.
+
+        Raises:
+            InvalidRequestError: prompt, or prompt and output, are longer than the model allows; names the limit.
+        """
+        max_tokens = self._max_tokens(num_prompt_tokens, max_model_len, field)
+        if self.min_tokens > max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens is {self.min_tokens}, more than the {max_tokens} tokens the output may have", "min_tokens"
+            )
+        return SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            seed=(drawn_seed if self.seed is None else self.seed) % _SEED_MODULUS,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+        )
+
+    def _max_tokens(self, num_prompt_tokens: int, max_model_len: int, field: str) -> int:
+        room = max_model_len - num_prompt_tokens
+        if num_prompt_tokens == 0:
+            raise InvalidRequestError("the prompt is empty: it must hold at least one token", field)
+        if room < 1:
+            raise InvalidRequestError(
+                f"the prompt has {num_prompt_tokens} tokens, but this model's context is {max_model_len} tokens, "
+                "and at least one is needed for the output",
+                field,
+            )
+        if self.max_tokens is None:
+            return room if self.default_max_tokens is None else min(room, self.default_max_tokens)
+        if self.max_tokens > room:
+            raise InvalidRequestError(
+                f"{num_prompt_tokens} prompt tokens and {self.max_tokens} output tokens exceed this model's context of "
+                f"{max_model_len} tokens; at most {room} output tokens fit behind this prompt",
+                "max_tokens",
+            )
+        return self.max_tokens

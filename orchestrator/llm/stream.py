@@ -1,0 +1,159 @@
+"""One accepted request on its way back: its choices, their text not yet taken, and its one end.
+
+Written by the output loop, read by whoever answers the request, both on the same event loop. Always true: a choice
+that has a finish reason gets nothing more; a stream that is finished stays as it is.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from engine.wire.errors import ShoalError
+from orchestrator.llm.detokenizer import Detokenizer
+from orchestrator.llm.stop import StopChecker
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One token stream of a request.
+
+    index: the place of the choice in the reply. request_id, sample_index: its name in the engines.
+    rank: the engine that serves it. last_token_at: monotonic seconds, 0 before the first token.
+    finish_reason: ``stop``, ``length`` or ``abort``; None while it runs, or when the whole stream failed.
+    """
+
+    index: int
+    request_id: int
+    sample_index: int
+    num_prompt_tokens: int
+    detokenizer: Detokenizer
+    stop: StopChecker | None
+    rank: int = -1
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    last_token_at: float = 0.0
+    finish_reason: str | None = None
+    parts: list[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Return its name in the engines."""
+        return self.request_id, self.sample_index
+
+    def take_text(self) -> str:
+        """Return the text that came since the last take; what a slow reader left meanwhile is one piece."""
+        parts = self.parts
+        text = parts[0] if len(parts) == 1 else "".join(parts)
+        parts.clear()
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """News of one choice: text, and with the last of it why it ended."""
+
+    index: int
+    text: str
+    finish_reason: str | None
+
+
+class RequestStream:
+    """The choices of one request. It ends exactly once: all choices finished, or one error for the whole."""
+
+    def __init__(self, choices: list[Choice], created_at: float) -> None:
+        """Open.
+
+        choices: by index. created_at: monotonic seconds of the request's arrival.
+        """
+        self.choices = choices
+        self.created_at = created_at
+        self.error: ShoalError | None = None
+        self._num_open = len(choices)
+        self._fresh: list[Choice] = []
+        self._on_update: Callable[[], None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Tell whether the end has come (it may still wait to be taken)."""
+        return self._num_open == 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Return the prompt tokens of the request: samples of one prompt share it."""
+        return sum(choice.num_prompt_tokens for choice in self.choices if choice.sample_index == 0)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Return the tokens produced so far by all choices."""
+        return sum(choice.num_output_tokens for choice in self.choices)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Return the prompt tokens served from prefix caches, counted like ``num_prompt_tokens``."""
+        return sum(choice.num_cached_tokens for choice in self.choices if choice.sample_index == 0)
+
+    # --- written by the output loop -----------------------------------------------------------------------------
+
+    def deliver(self, choice: Choice, text: str, finish_reason: str | None = None) -> bool:
+        """Add text, and the end of the choice; False (and nothing happens) when the choice or stream had ended."""
+        if choice.finish_reason is not None or self._num_open == 0:
+            return False
+        if finish_reason is not None:
+            choice.finish_reason = finish_reason
+            self._num_open -= 1
+        elif not text:
+            return True
+        if not choice.parts:  # else it waits to be taken already
+            self._fresh.append(choice)
+        if text:
+            choice.parts.append(text)
+        return True
+
+    def fail(self, error: ShoalError) -> bool:
+        """End the whole stream with one error; False when it had ended."""
+        if self._num_open == 0:
+            return False
+        self._num_open = 0
+        self.error = error
+        return True
+
+    def notify(self) -> None:
+        """Tell the reader that there is something to take."""
+        if self._on_update is not None:
+            self._on_update()
+
+    # --- read by whoever answers the request --------------------------------------------------------------------
+
+    def attach(self, on_update: Callable[[], None]) -> None:
+        """Name the reader's callback. It is called from the output loop, once per batch, and must not block."""
+        self._on_update = on_update
+        if self._fresh or self._num_open == 0:
+            on_update()
+
+    def detach(self) -> None:
+        """Forget the reader."""
+        self._on_update = None
+
+    def take(self) -> list[Choice]:
+        """Return the choices that have news, each once; the caller takes their text before it yields."""
+        fresh = self._fresh
+        self._fresh = []
+        return fresh
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """Yield news of all choices until the end.
+
+        Raises:
+            ShoalError: the stream ended with that error.
+        """
+        wakeup = asyncio.Event()
+        self.attach(wakeup.set)
+        while True:
+            await wakeup.wait()
+            wakeup.clear()
+            for choice in self.take():
+                yield Delta(choice.index, choice.take_text(), choice.finish_reason)
+            if self.error is not None:
+                raise self.error
+            if self.finished:
+                return

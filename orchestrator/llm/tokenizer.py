@@ -1,0 +1,107 @@
+"""Text to token ids and back: the model's own tokenizer, or the sim engine's bytes.
+
+Only the ``tokenizers`` library is used: ``transformers.AutoTokenizer`` would load torch into the API process.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from engine.wire.errors import StartupError
+from orchestrator.llm.chat_template import ChatTemplate
+
+_BYTE_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant: "
+)
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class TextTokenizer:
+    """A tokenizer with its chat template. Encoding is thread-safe and leaves the GIL to others."""
+
+    def __init__(self, backend: Any, chat_template: ChatTemplate | None) -> None:
+        """Wrap.
+
+        backend: a ``tokenizers.Tokenizer``; padding and truncation are switched off.
+        chat_template: None for a base model, which then serves completions only.
+        """
+        backend.no_padding()
+        backend.no_truncation()
+        self.backend = backend
+        self.chat_template = chat_template
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Return the token ids. A text rendered by a chat template holds its special tokens already."""
+        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+
+def load_tokenizer(folder: Path | None) -> TextTokenizer:
+    """Read ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja`` from a folder.
+
+    folder: None gives the sim engine's byte tokenizer.
+
+    Raises:
+        StartupError: a file is missing or unreadable; names it.
+    """
+    if folder is None:
+        return byte_tokenizer()
+    path = folder / "tokenizer.json"
+    try:
+        backend = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for a missing or broken file
+        raise StartupError(f"cannot read the tokenizer {path}: {error}") from error
+    config = _read_config(folder / "tokenizer_config.json")
+    source = _template_source(folder / "chat_template.jinja", config)
+    template = None if source is None else ChatTemplate(source, _special_tokens(config))
+    return TextTokenizer(backend, template)
+
+
+def byte_tokenizer() -> TextTokenizer:
+    """Return the tokenizer of the sim engine: 256 ids, each id is the byte of that value, in UTF-8."""
+    vocabulary = {character: byte for byte, character in enumerate(_byte_alphabet())}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return TextTokenizer(backend, ChatTemplate(_BYTE_CHAT_TEMPLATE, {}))
+
+
+def _byte_alphabet() -> list[str]:
+    """Return the printable stand-in of each byte 0..255, as GPT-2's byte-level BPE defined it."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    substitutes = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(substitutes)) for byte in range(256)]
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StartupError(f"cannot read {path}: {error}") from error
+    return config if isinstance(config, dict) else {}
+
+
+def _template_source(path: Path, config: dict[str, Any]) -> str | None:
+    if path.exists():
+        return path.read_text(encoding="utf-8")
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several named templates: the one for plain chat is called "default"
+        source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
+    return source if isinstance(source, str) else None
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Return the named special tokens; each is a string or ``{"content": ...}`` in the file."""
+    found = {}
+    for name in _SPECIAL_TOKENS:
+        value = config.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            found[name] = value
+    return found
