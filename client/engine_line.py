@@ -41,8 +41,8 @@ class EngineLine:
         self.ledger = EngineLedger(ready.engine_id)
         self.leaving = False
         self.blocked = False
-        self.applied = ready.applied
-        self._next_seq = ready.applied + 1
+        self.applied = 0
+        self._next_seq = 1
         self._tail: deque[tuple[int, bytes]] = deque()
         self._moved = False
         self._moved_at = now
@@ -76,8 +76,11 @@ class EngineLine:
         self._next_seq -= 1
 
     def on_applied(self, applied: int) -> None:
-        """Note how far the engine has applied this client's messages."""
-        if applied > self.applied:
+        """Note how far the engine has applied this client's messages.
+
+        A number that was not sent yet belongs to an earlier line of the same engine and is ignored.
+        """
+        if self.applied < applied < self._next_seq:
             self.applied = applied
             self._moved = True
             tail = self._tail

@@ -102,7 +102,7 @@ class EngineLedger:
         if report_seq <= self._report_seq:
             return
         self._report_seq = report_seq
-        self._applied = max(applied, self._applied)
+        self._applied = applied
         self._reported = reported_load(load)
         self._weight = arrival_weight(load)
         self.fresh_at = now

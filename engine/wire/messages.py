@@ -80,8 +80,9 @@ class EngineReady(Struct, array_like=True, frozen=True):
     max_model_len: prompt + output tokens of one sequence at most.
     vocab_size: token ids are in [0, vocab_size).
     num_kv_tokens: tokens the KV cache holds.
-    applied: last contiguous ``line_seq`` of this client that the engine remembers; the client numbers on behind it.
-        A second EngineReady of the same engine says that it dropped what it had of this client in between.
+
+    A line begins here: both sides count from 1 behind it. A second EngineReady of the same engine begins a new line and
+    says that the engine dropped what it had of this client.
     """
 
     engine_id: EngineId
@@ -95,7 +96,6 @@ class EngineReady(Struct, array_like=True, frozen=True):
     dtype: str
     node: str
     pid: int
-    applied: int = 0
 
 
 # --- engine -> client: the output line ------------------------------------------------------------------------------

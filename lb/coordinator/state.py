@@ -20,7 +20,6 @@ from engine.wire.messages import (
 from lb.coordinator.clients import ClientRegistry
 
 MAX_SEATS = 4096
-_MAX_ID = 2**32
 
 _SERVING = (EnginePhase.IDLE, EnginePhase.RUNNING)
 
@@ -94,7 +93,7 @@ class CoordinatorState:
 
     def _on_engine(self, report: EngineReport) -> None:
         engine_id = report.engine_id
-        if not self._is_sane(engine_id) or not self._is_listed(engine_id):
+        if not self._has_room(engine_id) or not self._is_listed(engine_id):
             self.dropped["engine report from nobody"] += 1
             return
         known = self._reports.get(engine_id.rank)
@@ -108,10 +107,7 @@ class CoordinatorState:
             self._refresh_members()
 
     def _on_client(self, report: ClientReport, now: float) -> None:
-        client_id = report.info.client_id
-        if not (0 <= client_id.index < _MAX_ID and 0 <= client_id.incarnation < _MAX_ID):
-            self.dropped["client report from nobody"] += 1
-        elif self._clients.on_report(report, now):
+        if self._clients.on_report(report, now):
             self.group_version += 1
 
     def _on_supervisor(self, report: SupervisorReport) -> None:
@@ -143,9 +139,8 @@ class CoordinatorState:
             self._membership = Membership(max(self._membership.epoch, seen) + 1, members)
             self.group_version += 1
 
-    def _is_sane(self, engine_id: EngineId) -> bool:
-        known = engine_id.rank in self._reports or len(self._reports) < MAX_SEATS
-        return known and 0 <= engine_id.rank < _MAX_ID and 0 <= engine_id.incarnation < _MAX_ID
+    def _has_room(self, engine_id: EngineId) -> bool:
+        return engine_id.rank in self._reports or len(self._reports) < MAX_SEATS
 
     def _is_listed(self, engine_id: EngineId) -> bool:
         """Tell whether the supervisor's seats allow for this engine. Before they are known every engine may report."""

@@ -1,0 +1,176 @@
+"""A real coordinator and real sim engines in their own processes; the test plays the supervisor."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from client.config import ClientConfig
+from client.dplb_async_mp_client import DPLBAsyncMPClient
+from engine.config import EngineConfig, EngineKind, EngineSpec, SimConfig
+from engine.wire.build import build_id, config_hash
+from engine.wire.codec import encode
+from engine.wire.ids import ClientId, EngineId
+from engine.wire.messages import AddRequest, EngineCoreOutput, Seat, SeatState, SupervisorReport
+from engine.wire.process import child_environment
+from engine.wire.sampling import SamplingParams
+from engine.wire.sockets import connect, ipc_endpoint, make_socket
+from lb.config import CoordinatorSpec
+
+DEADLINE_S = 30.0
+
+
+async def eventually(condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
+    """Return the condition's value as soon as it is true."""
+    deadline = time.monotonic() + deadline_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {deadline_s:g} s"
+        await asyncio.sleep(0.005)
+    return value
+
+
+def make_request(client: Any, prompt: bytes = b"hello", *, sample_index: int = 0, **sampling: Any) -> AddRequest:
+    """Return a request of one sample, as the facade builds it."""
+    params = SamplingParams(**({"max_tokens": 8, "seed": 7} | sampling))
+    return AddRequest(client.client_id, 0, client.request_ids.draw(), sample_index, 0, 1, list(prompt), [], params)
+
+
+async def finish(client: Any, *requests: AddRequest) -> dict[int, list[EngineCoreOutput]]:
+    """Collect outputs until each of these requests has ended; return all outputs by request id."""
+    outputs: dict[int, list[EngineCoreOutput]] = {request.request_id: [] for request in requests}
+    open_ids = set(outputs)
+    async with asyncio.timeout(DEADLINE_S):
+        while open_ids:
+            for output in (await client.get_output_async()).outputs:
+                outputs.setdefault(output.request_id, []).append(output)
+                if output.finish_reason is not None:
+                    open_ids.discard(output.request_id)
+    return outputs
+
+
+class Deployment:
+    """Starts and kills processes, and reports to the coordinator what a supervisor would."""
+
+    def __init__(self, folder: Path, sim: dict[str, Any]) -> None:
+        self._folder = folder
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._report_seq = 0
+        self._num_clients = 0
+        self.config = EngineConfig(kind=EngineKind.SIM, sim=SimConfig(**({"step_s": 0.002} | sim)))
+        self.report_endpoint = ipc_endpoint(folder, "reports")
+        self.state_endpoint = ipc_endpoint(folder, "state")
+        self._supervisor = make_socket(self._context, zmq.PUSH)
+        connect(self._supervisor, self.report_endpoint)
+        self.engines: dict[EngineId, subprocess.Popen[bytes]] = {}
+        self.seats: dict[int, Seat] = {}
+        self.coordinator = self.start_coordinator(1)
+
+    def start_coordinator(self, generation: int) -> "subprocess.Popen[bytes]":
+        """Start a coordinator and wait for its ready line."""
+        spec = CoordinatorSpec(
+            generation=generation, report_endpoint=self.report_endpoint, state_endpoint=self.state_endpoint
+        )
+        self.coordinator = self._start("lb.coordinator", spec)
+        assert self.coordinator.stdout is not None
+        ready = json.loads(self.coordinator.stdout.readline())
+        assert ready == {"report_endpoint": self.report_endpoint, "state_endpoint": self.state_endpoint}
+        return self.coordinator
+
+    def start_engine(self, rank: int, incarnation: int = 1, **changes: Any) -> EngineId:
+        """Start an engine and list its seat."""
+        engine_id = EngineId(rank, incarnation)
+        spec = EngineSpec(
+            engine_id=engine_id,
+            engine=self.config,
+            report_endpoint=self.report_endpoint,
+            state_endpoint=self.state_endpoint,
+            build_id=build_id(),
+            config_hash=config_hash(self.config),
+            node="here",
+        )
+        self.engines[engine_id] = self._start("engine.main", msgspec.structs.replace(spec, **changes))
+        self.set_seat(engine_id, SeatState.ALIVE)
+        return engine_id
+
+    def kill_engine(self, engine_id: EngineId, with_signal: signal.Signals = signal.SIGKILL) -> None:
+        """End an engine's process and wait until it has; nobody is told."""
+        self.engines[engine_id].send_signal(with_signal)
+        self.engines[engine_id].wait(DEADLINE_S)
+
+    def set_seat(self, engine_id: EngineId, state: SeatState, reason: str = "") -> None:
+        """Change what the supervisor knows of a seat, and report it."""
+        self.seats[engine_id.rank] = Seat(engine_id, state, reason, "here")
+        self.report()
+
+    def report(self, **changes: Any) -> None:
+        """Send a supervisor's report."""
+        self._report_seq += 1
+        report = SupervisorReport(self._report_seq, list(self.seats.values()), [], [])
+        self._supervisor.send(encode(msgspec.structs.replace(report, **changes)))
+
+    def client_config(self, index: int | None = None, incarnation: int = 1) -> ClientConfig:
+        """Return the configuration of the next client."""
+        index = self._num_clients if index is None else index
+        self._num_clients += 1
+        return ClientConfig(
+            client_id=ClientId(index, incarnation),
+            report_endpoint=self.report_endpoint,
+            state_endpoint=self.state_endpoint,
+            request_bind=ipc_endpoint(self._folder, f"requests{index}.{incarnation}"),
+            output_bind=ipc_endpoint(self._folder, f"outputs{index}.{incarnation}"),
+            build_id=build_id(),
+            config_hash=config_hash(self.config),
+        )
+
+    @asynccontextmanager
+    async def client(self, num_engines: int = 1) -> AsyncIterator[DPLBAsyncMPClient]:
+        """Yield a client that has shaken hands with so many engines."""
+        client = DPLBAsyncMPClient(self.client_config())
+        try:
+            await client.wait_ready(DEADLINE_S, num_engines)
+            yield client
+        finally:
+            await client.aclose()
+
+    def close(self) -> None:
+        """Kill whatever still runs."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        self._context.destroy(linger=0)
+
+    def _start(self, module: str, spec: Any) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(
+            [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment()
+        )
+        self._processes.append(process)
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(spec))
+        process.stdin.close()
+        return process
+
+
+@asynccontextmanager
+async def deployment(num_engines: int = 1, **sim: Any) -> AsyncIterator[Deployment]:
+    """Yield a deployment whose processes are gone at the end; ``sim`` are knobs of ``SimConfig``."""
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        group = Deployment(Path(folder), sim)
+        try:
+            for rank in range(num_engines):
+                group.start_engine(rank)
+            yield group
+        finally:
+            group.close()
