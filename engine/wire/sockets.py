@@ -69,7 +69,6 @@ def make_socket(
     socket.set(zmq.SNDHWM, high_water_mark)
     socket.set(zmq.RCVHWM, high_water_mark)
     socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-    socket.set(zmq.IPV6, 1)
     socket.set(zmq.TCP_KEEPALIVE, 1)
     if socket_type == zmq.ROUTER:
         socket.set(zmq.ROUTER_MANDATORY, 1)
@@ -87,10 +86,11 @@ def bind(socket: "zmq.Socket[bytes]", endpoint: str) -> str:
     Raises:
         AddressError: with the endpoint and the system's reason.
     """
+    _allow_ipv6(socket, endpoint)
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
-        raise AddressError(f"cannot bind {endpoint}: {error}") from error
+        raise AddressError(f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}") from error
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
@@ -100,10 +100,22 @@ def connect(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
     Raises:
         AddressError: the endpoint is malformed.
     """
+    _allow_ipv6(socket, endpoint)
     try:
         socket.connect(endpoint)
     except zmq.ZMQError as error:
-        raise AddressError(f"cannot connect to {endpoint}: {error}") from error
+        raise AddressError(f"cannot connect to {endpoint}: {zmq.strerror(error.errno or 0)}") from error
+
+
+def _allow_ipv6(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
+    # An IPv4 address must stay one: with IPv6 allowed, ZeroMQ would publish it as [::ffff:a.b.c.d].
+    host = endpoint.partition("://")[2].rpartition(":")[0]
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        socket.set(zmq.IPV6, 1)
+    else:
+        socket.set(zmq.IPV6, 0)
 
 
 def send_nowait(socket: "zmq.Socket[bytes]", frames: Sequence[bytes]) -> SendOutcome:
