@@ -1,0 +1,33 @@
+"""The command ``shoal``. Imports what a command needs when it runs: ``--help`` and ``status`` start fast."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from engine.wire.errors import ShoalError
+from orchestrator.config_sources import ConfigError, load
+from orchestrator.guard import check_packages
+from orchestrator.options import USAGE_ERROR, knob_flags, make_parser
+
+_FAILED = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status: 0, 1 when it failed, 2 when it was told something impossible."""
+    options = make_parser().parse_args(arguments)
+    try:
+        check_packages()
+        if options.command == "serve":
+            from orchestrator.serve import serve
+
+            return serve(load(knob_flags(options), os.environ, options.config))
+        if options.command == "status":
+            from orchestrator.status import print_status
+
+            return print_status(options.url, options.run_dir, as_json=options.json)
+        print(f"shoal {version('shoal')}")
+    except ShoalError as error:
+        print(f"shoal: error: {error}", file=sys.stderr)
+        return USAGE_ERROR if isinstance(error, ConfigError) else _FAILED
+    return 0

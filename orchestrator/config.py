@@ -1,0 +1,101 @@
+"""Every knob of ``shoal serve``, written once: command line, environment and files are read after this model."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
+
+GROUPS = {
+    "model": "what is served",
+    "engine": "what one rank is and where it runs",
+    "parallelism": "how many ranks",
+    "scheduler": "bounds of one step and of the KV cache",
+    "sim": "the sim engine: a timing model instead of a model",
+    "server": "the HTTP port",
+    "cluster": "where the ranks are hosted",
+    "lifecycle": "deadlines",
+    "logging": "what is written to standard error",
+}
+
+
+def knob(default: Any, group: str, text: str, **constraints: Any) -> Any:
+    """Declare one knob: its default, the group it is listed under in ``--help``, and its help text."""
+    assert group in GROUPS
+    return Field(default, description=text, json_schema_extra={"group": group}, **constraints)
+
+
+class ServeConfig(BaseModel):
+    """Configuration of one deployment; frozen, and an unknown key is an error. Read it with ``config_sources.load``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str | None = knob(None, "model", "known name, local folder, .gguf file or hub name")
+    served_model_name: str | None = knob(
+        None, "model", "name of the model in the API; default: the model's own", min_length=1
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob("auto", "model", "auto: the checkpoint's own")
+    max_model_len: int | None = knob(
+        None, "model", "prompt + output tokens of one sequence; default: the model's", ge=2
+    )
+
+    engine: Literal["torch", "sim"] = knob("torch", "engine", "what runs behind the scheduler")
+    device: str = knob("auto", "engine", "auto, cpu, cuda or cuda:N", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    num_threads: int = knob(1, "engine", "CPU threads of one rank; keep ranks x threads <= cores", ge=1)
+
+    data_parallel_size: int = knob(1, "parallelism", "number of engine ranks", ge=1, le=1024)
+
+    max_num_seqs: int = knob(64, "scheduler", "sequences one rank runs at once", ge=1)
+    max_num_batched_tokens: int = knob(1024, "scheduler", "tokens of one step, prefill and decode together", ge=1)
+    block_size: int = knob(16, "scheduler", "tokens of one KV block", ge=1)
+    kv_cache_memory: ByteSize = knob(
+        "512MiB", "scheduler", "memory of one rank's KV cache, e.g. 512MiB", validate_default=True, gt=0
+    )
+
+    sim_step_ms: float = knob(10.0, "sim", "duration of one step", ge=0)
+    sim_prefill_us_per_token: float = knob(20.0, "sim", "added per prefilled token", ge=0)
+    sim_decode_us_per_seq: float = knob(0.0, "sim", "added per decoding sequence", ge=0)
+    sim_num_kv_tokens: int = knob(262_144, "sim", "tokens the KV cache holds", ge=16)
+    sim_load_s: float = knob(0.0, "sim", "how long loading takes", ge=0)
+    sim_fail_on_token: int | None = knob(None, "sim", "a prompt with this token id fails alone")
+    sim_crash_on_token: int | None = knob(None, "sim", "a prompt with this token id kills the engine")
+    sim_hang_on_token: int | None = knob(None, "sim", "a prompt with this token id hangs the engine")
+    sim_report_delay_s: float = knob(0.0, "sim", "reports arrive this much later; negative: only the first ready one")
+
+    host: str = knob("127.0.0.1", "server", "address the HTTP port binds to", min_length=1)
+    port: int = knob(8000, "server", "HTTP port; 0 takes any free one", ge=0, le=65535)
+    max_pending_requests: int = knob(1024, "server", "requests in flight before new ones are told to come back", ge=1)
+
+    executor: Literal["ray", "local"] = knob("ray", "cluster", "Ray actors, or plain local processes (for tests)")
+    ray_address: str | None = knob(
+        None, "cluster", "host:port of a running Ray cluster, or auto; default: start one here"
+    )
+    advertise_host: str | None = knob(None, "cluster", "address of this host that the other nodes of the cluster reach")
+    run_dir: Path | None = knob(
+        None, "cluster", "where the run's private folder is made; default: the system's temporary one"
+    )
+
+    start_timeout: float = knob(300.0, "lifecycle", "seconds until every rank must be ready", gt=0)
+    shutdown_timeout: float = knob(10.0, "lifecycle", "seconds that running requests get to finish when stopping", ge=0)
+
+    log_level: Literal["debug", "info", "warning", "error"] = knob(
+        "info", "logging", "least severe level that is written"
+    )
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _lower(cls, value: Any) -> Any:
+        return value.lower() if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _model_is_named(self) -> "ServeConfig":
+        if self.engine == "torch" and self.model is None:
+            raise ValueError("--model is required with --engine torch: a known name, a path or a hub name")
+        return self
+
+    @model_validator(mode="after")
+    def _ray_is_used(self) -> "ServeConfig":
+        if self.ray_address is not None and self.executor == "local":
+            raise ValueError("--ray-address and --executor local exclude each other")
+        if self.ray_address is not None and self.ray_address.startswith("ray://"):
+            raise ValueError("--ray-address takes host:port of the cluster's head, not a ray:// client address")
+        return self

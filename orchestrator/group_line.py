@@ -1,0 +1,75 @@
+"""The supervisor's line to the coordinator: seats go out, engine reports come in."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+
+import zmq
+
+from engine.wire.codec import encode, state_decoder
+from engine.wire.errors import MalformedMessageError
+from engine.wire.messages import LOAD_TOPIC, EngineReport, LoadSnapshot, SupervisorReport
+from engine.wire.sockets import AsyncReceiver, Frames, connect, make_socket, send_nowait
+
+_LOG = logging.getLogger(__name__)
+
+REPEAT_S = 1.0
+"""The report is repeated this often, so that a lost one or a new coordinator needs no other rule."""
+
+_UNSUBSCRIBE = b"\x00"
+
+
+class GroupLine:
+    """Two sockets, one timer, on the running loop. Nothing on this line ever blocks or fails the caller."""
+
+    def __init__(
+        self,
+        report_endpoint: str,
+        state_endpoint: str,
+        make_report: Callable[[int], SupervisorReport],
+        on_engine_report: Callable[[EngineReport], None],
+    ) -> None:
+        self._make_report = make_report
+        self._on_engine_report = on_engine_report
+        self._numbers = itertools.count(1)
+        self._decoder = state_decoder()
+        self._num_dropped = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._push = make_socket(self._context, zmq.PUSH)
+        self._state = make_socket(self._context, zmq.XSUB, topics=(LOAD_TOPIC,))
+        connect(self._push, report_endpoint)
+        connect(self._state, state_endpoint)
+        self._receiver = AsyncReceiver(self._state, self._on_state)
+
+    def publish(self) -> None:
+        """Send the whole report now, and again every ``REPEAT_S``."""
+        if self._timer is not None:
+            self._timer.cancel()
+        send_nowait(self._push, [encode(self._make_report(next(self._numbers)))])
+        self._timer = asyncio.get_running_loop().call_later(REPEAT_S, self.publish)
+
+    def stop_listening(self) -> None:
+        """Unsubscribe from the loads: once every rank is up they cost this process CPU and tell it nothing."""
+        self._state.send(_UNSUBSCRIBE + LOAD_TOPIC)
+        self._receiver.poke()
+
+    def close(self) -> None:
+        """Close both sockets; idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._receiver.close()
+        self._context.destroy(linger=0)
+
+    def _on_state(self, frames: Frames) -> None:
+        try:
+            message = self._decoder.decode(frames[-1])
+        except MalformedMessageError as error:
+            self._num_dropped += 1
+            if self._num_dropped == 1:
+                _LOG.warning("dropped a malformed message on the state line: %s", error)
+            return
+        if isinstance(message, LoadSnapshot):
+            for report in message.reports:
+                self._on_engine_report(report)

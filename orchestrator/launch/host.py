@@ -1,0 +1,69 @@
+"""What hosts engine processes: the same behaviour on Ray and as plain local processes."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from engine.config import EngineSpec
+from engine.wire.ids import EngineId
+
+
+@dataclass(frozen=True, slots=True)
+class EngineExit:
+    """The end of one engine process, confirmed by its host.
+
+    returncode: as ``subprocess`` has it (negative: the signal); None when only the loss of its host is known.
+    reason: one sentence for people. last_lines: the end of what it wrote to standard error.
+    """
+
+    returncode: int | None
+    reason: str
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineHandle:
+    """A started engine. exited: resolved once with the end of its process; never fails, never cancelled by the host."""
+
+    engine_id: EngineId
+    exited: "asyncio.Future[EngineExit]"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where the engines of a deployment will run.
+
+    device: what engines are told to use. address: address of this host that every engine's host reaches; None when
+    they all run on this host, where Unix sockets will do.
+    """
+
+    device: str
+    address: str | None
+
+
+class EngineHost(Protocol):
+    """Starts engine processes, says when they end, and ends those that do not obey."""
+
+    async def open(self, num_ranks: int, device: str) -> Site:
+        """Reserve a place for each rank. device: as the user asked, ``auto`` included.
+
+        Raises:
+            StartupError: naming what is missing.
+        """
+
+    async def start(self, spec: EngineSpec) -> EngineHandle:
+        """Start one engine and return as soon as its process has been ordered; it may still fail: see ``exited``."""
+
+    def kill(self, engine_id: EngineId) -> None:
+        """End an engine's process at once; no effect on one that has ended."""
+
+    async def stop(self, hurry: "asyncio.Future[Any]") -> list[str]:
+        """End what is left, give the resources back, and return one line for each thing that is left behind.
+
+        hurry: once it is done, nobody is waited for any more.
+        """
+
+
+LineSink = Callable[[str], None]
+"""Takes one line of a child's standard error, without its line end."""

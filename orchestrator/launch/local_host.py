@@ -1,0 +1,49 @@
+"""Hosts engines as plain child processes of the supervisor, for tests and benchmarks on one machine."""
+
+import asyncio
+import signal
+import socket
+from typing import Any
+
+import msgspec
+
+from engine.config import EngineSpec
+from engine.wire.ids import EngineId
+from orchestrator.launch.host import EngineHandle, LineSink, Site
+from orchestrator.launch.subprocess import ChildProcess, start_child
+
+ENGINE_MODULE = "engine.main"
+
+
+class LocalHost:
+    """An ``EngineHost`` on this machine. Its engines die with the supervisor."""
+
+    def __init__(self, on_line: LineSink) -> None:
+        self._on_line = on_line
+        self._children: dict[EngineId, ChildProcess] = {}
+
+    async def open(self, num_ranks: int, device: str) -> Site:
+        """Reserve nothing: processes share this machine as they can."""
+        return Site(device=device, address=None)
+
+    async def start(self, spec: EngineSpec) -> EngineHandle:
+        """Start one engine process."""
+        child = await start_child(
+            ENGINE_MODULE, msgspec.structs.replace(spec, node=socket.gethostname()), self._on_line
+        )
+        self._children[spec.engine_id] = child
+        return EngineHandle(spec.engine_id, child.exited)
+
+    def kill(self, engine_id: EngineId) -> None:
+        """SIGKILL an engine's process."""
+        if engine_id in self._children:
+            self._children[engine_id].send_signal(signal.SIGKILL)
+
+    async def stop(self, _hurry: "asyncio.Future[Any]") -> list[str]:
+        """Kill what is left and wait until it is gone."""
+        for engine_id in self._children:
+            self.kill(engine_id)
+        if self._children:
+            await asyncio.wait([child.exited for child in self._children.values()])
+        self._children.clear()
+        return []

@@ -1,0 +1,54 @@
+"""Which resources each rank gets, and whether the cluster has them: plain data in, plan or error out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.wire.errors import StartupError
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResources:
+    """What one living node of a Ray cluster has in all, taken or not."""
+
+    num_cpus: float
+    num_gpus: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementPlan:
+    """What each rank reserves. device: what engines are told. bundle: resources of one rank's placement group."""
+
+    device: str
+    bundle: Mapping[str, float]
+
+
+def plan_placement(num_ranks: int, device: str, num_threads: int, nodes: Sequence[NodeResources]) -> PlacementPlan:
+    """Give each rank one GPU on CUDA, else ``num_threads`` CPUs; a rank never spans nodes.
+
+    device: ``auto`` takes CUDA as soon as the cluster has a GPU: half a deployment on CPUs is nobody's wish.
+
+    Raises:
+        StartupError: naming what is needed and what the cluster has.
+    """
+    num_gpus = sum(int(node.num_gpus) for node in nodes)
+    if device.startswith("cuda") or (device == "auto" and num_gpus > 0):
+        if num_gpus < num_ranks:
+            hint = "; --device cpu runs without" if device == "auto" else ""
+            raise StartupError(f"needs {_count(num_ranks, 'GPU')}, the Ray cluster has {num_gpus}{_of(nodes)}{hint}")
+        return PlacementPlan("cuda", {"GPU": 1.0})
+    num_places = sum(int(node.num_cpus) // num_threads for node in nodes)
+    if num_places < num_ranks:
+        num_cpus = sum(int(node.num_cpus) for node in nodes)
+        raise StartupError(
+            f"needs {_count(num_ranks * num_threads, 'CPU')} ({num_ranks} ranks x {num_threads} threads), "
+            f"the Ray cluster has {num_cpus}{_of(nodes)}"
+        )
+    return PlacementPlan("cpu", {"CPU": float(num_threads)})
+
+
+def _of(nodes: Sequence[NodeResources]) -> str:
+    return f" ({_count(len(nodes), 'node')})"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,52 @@
+"""``shoal serve`` from its configuration to its exit status."""
+
+import asyncio
+
+from engine.wire.process import configure_logging
+from orchestrator.config import ServeConfig
+from orchestrator.launch.host import EngineHost
+from orchestrator.launch.local_host import LocalHost
+from orchestrator.launch.waits import run_unless
+from orchestrator.premises import Premises
+from orchestrator.run_dir import RunDir
+from orchestrator.stop_signals import StopSignals
+from orchestrator.supervisor import Supervisor, pass_on
+
+_FORCED = 1
+
+
+def serve(config: ServeConfig) -> int:
+    """Run one deployment until it is told to stop. Returns 0 after an ordered stop, else 1.
+
+    Raises:
+        ShoalError: it did not come up, or something it cannot do without has died.
+    """
+    configure_logging("shoal", config.log_level)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request that asks for readiness
+    return asyncio.run(_serve(config))
+
+
+async def _serve(config: ServeConfig) -> int:
+    signals = StopSignals()
+    signals.install()
+    try:
+        premises = Premises(config)
+        supervisor = Supervisor(config, premises, _make_host(config, premises.run_dir))
+        try:
+            if await run_unless(supervisor.start(), signals.first, supervisor.failure):
+                await run_unless(supervisor.serve(), signals.first, supervisor.failure)
+        finally:
+            await supervisor.stop(signals.second)
+    finally:
+        signals.uninstall()
+    if supervisor.failure.done():
+        raise supervisor.failure.result()
+    return _FORCED if signals.second.done() else 0
+
+
+def _make_host(config: ServeConfig, run_dir: RunDir) -> EngineHost:
+    if config.executor == "local":
+        return LocalHost(pass_on)
+    from orchestrator.launch.ray_host import RayHost
+
+    return RayHost(config.ray_address, run_dir.path, pass_on)

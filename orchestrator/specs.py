@@ -1,0 +1,75 @@
+"""What each kind of child process is told: pure functions from the configuration to the specs."""
+
+from dataclasses import dataclass
+
+from client.config import ClientConfig
+from engine.config import EngineConfig, EngineSpec
+from engine.model.names import ResolvedModel
+from engine.wire.build import build_id, config_hash
+from engine.wire.ids import ClientId, EngineId
+from orchestrator.api.config import ApiSpec
+from orchestrator.config import ServeConfig
+from orchestrator.coordinator_keeper import BoundEndpoints
+from orchestrator.endpoints import Endpoints
+from orchestrator.listen import Listener
+
+SIM_MODEL_NAME = "sim"
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """Where the processes of a deployment meet. chosen: endpoints to bind. coordinator: what its sockets got."""
+
+    chosen: Endpoints
+    coordinator: BoundEndpoints
+
+
+def served_model_name(config: ServeConfig, model: ResolvedModel | None) -> str:
+    """Return what the API calls the model."""
+    return config.served_model_name or (model.display_name if model is not None else config.model or SIM_MODEL_NAME)
+
+
+def engine_spec(engine_id: EngineId, engine: EngineConfig, wiring: Wiring, log_level: str) -> EngineSpec:
+    """Return the spec of one rank; its host fills in the node."""
+    return EngineSpec(
+        engine_id=engine_id,
+        engine=engine,
+        report_endpoint=wiring.coordinator.report_endpoint,
+        state_endpoint=wiring.coordinator.state_endpoint,
+        build_id=build_id(),
+        config_hash=config_hash(engine),
+        log_level=log_level,
+    )
+
+
+def api_spec(
+    config: ServeConfig,
+    engine: EngineConfig,
+    wiring: Wiring,
+    listener: Listener,
+    model: ResolvedModel | None,
+    tokenizer_dir: str | None,
+) -> ApiSpec:
+    """Return the spec of the API process; the deadline of the start is the supervisor's to keep."""
+    client = ClientConfig(
+        client_id=ClientId(0, 1),
+        report_endpoint=wiring.coordinator.report_endpoint,
+        state_endpoint=wiring.coordinator.state_endpoint,
+        request_bind=wiring.chosen.request,
+        output_bind=wiring.chosen.output,
+        build_id=build_id(),
+        config_hash=config_hash(engine),
+    )
+    return ApiSpec(
+        client=client,
+        listen_fd=listener.fd,
+        host=config.host,
+        port=listener.port,
+        served_model_name=served_model_name(config, model),
+        tokenizer_dir=tokenizer_dir,
+        model_root=model.path if model is not None else "",
+        shutdown_timeout_s=config.shutdown_timeout,
+        start_timeout_s=config.start_timeout,
+        max_pending_requests=config.max_pending_requests,
+        log_level=config.log_level,
+    )

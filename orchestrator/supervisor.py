@@ -1,0 +1,164 @@
+"""The life of a deployment: start, serve, stop. Owns every process of it and outlives them all."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.wire.errors import EngineError, ShoalError, StartupError
+from lb.config import CoordinatorSpec
+from orchestrator.banner import print_banner
+from orchestrator.config import ServeConfig
+from orchestrator.coordinator_keeper import CoordinatorKeeper
+from orchestrator.endpoints import choose_endpoints
+from orchestrator.engine_config import engine_config
+from orchestrator.engine_group import EngineGroup
+from orchestrator.launch.host import EngineExit, EngineHost
+from orchestrator.launch.subprocess import ChildProcess, start_child
+from orchestrator.premises import Premises
+from orchestrator.progress import StartProgress, start_progress
+from orchestrator.readiness import wait_reachable
+from orchestrator.seats import SeatStatus
+from orchestrator.specs import Wiring, api_spec, engine_spec, served_model_name
+from orchestrator.tokenizer_export import find_tokenizer
+
+_LOG = logging.getLogger(__name__)
+
+API_MODULE = "orchestrator.api"
+
+_API_GRACE_S = 3.0  # on top of the shutdown timeout, for the last messages of aborted streams
+
+Hurry = asyncio.Future[Any]
+"""Done once nobody is to be waited for any more."""
+
+Stop = Callable[[Hurry], Awaitable[list[str]]]
+"""Ends one part and returns one line for each thing that did not end by itself."""
+
+
+class Supervisor:
+    """One deployment. Its three methods are called once and in order, ``stop`` in any case.
+
+    failure: resolved once with what makes the deployment end by itself; never after ``stop`` has begun.
+    """
+
+    def __init__(self, config: ServeConfig, premises: Premises, host: EngineHost) -> None:
+        self.failure: asyncio.Future[ShoalError] = asyncio.get_running_loop().create_future()
+        self._config = config
+        self._premises = premises
+        self._host = host
+        self._engines: EngineGroup | None = None
+        self._is_serving = False
+        self._is_stopping = False
+        # How to end each part, in the order of their start; ended in reverse.
+        self._stops: list[Stop] = [premises.stop, host.stop]
+
+    async def start(self) -> None:
+        """Start every process, bottom up, and wait until all ranks and the API are ready.
+
+        Raises:
+            StartupError: something cannot start or is not ready within ``start_timeout``; names it.
+        """
+        with start_progress(self._config.data_parallel_size) as progress:
+            try:
+                async with asyncio.timeout(self._config.start_timeout):
+                    await self._start_parts(progress)
+            except TimeoutError as error:
+                raise StartupError(self._describe_timeout()) from error
+
+    async def serve(self) -> None:
+        """Say that the deployment is ready; from here on its processes work alone until ``failure`` or a signal."""
+        self._is_serving = True
+        listener = self._premises.listener
+        self._premises.run_dir.write_run_file(listener.url)
+        print_banner(listener.url, self._model_name, self._config.data_parallel_size)
+        listener.close()
+        await asyncio.wait([self.failure])
+
+    async def stop(self, hurry: Hurry) -> None:
+        """End every part, top down, and log what did not end by itself."""
+        self._is_stopping = True
+        remarks = []
+        while self._stops:
+            remarks += await self._stops.pop()(hurry)
+        for remark in remarks:
+            _LOG.warning("%s", remark)
+        _LOG.info("stopped%s", "" if remarks else ": every process ended by itself, nothing is left behind")
+
+    async def _start_parts(self, progress: StartProgress) -> None:
+        num_ranks, model = self._config.data_parallel_size, self._premises.model
+        progress.say(f"reserving a place for each of {num_ranks} ranks")
+        site = await self._host.open(num_ranks, self._config.device)
+        engine = engine_config(self._config, model, site.device)
+        wiring = await self._start_coordinator(site.address)
+        engines = await self._start_engines(engine, wiring, progress)
+        tokenizer_dir = await find_tokenizer(model, pass_on) if model is not None else None
+        api = await self._start_api(engine, wiring, tokenizer_dir)
+        await engines.wait_ready()
+        await api.ready_line()
+        await wait_reachable(self._premises.listener.url, num_ranks)
+
+    async def _start_coordinator(self, address: str | None) -> Wiring:
+        chosen = choose_endpoints(self._premises.run_dir.path, address)
+        spec = CoordinatorSpec(
+            generation=1,
+            report_endpoint=chosen.report,
+            state_endpoint=chosen.state,
+            log_level=self._config.log_level,
+        )
+        coordinator = CoordinatorKeeper(spec, pass_on, self._fail)
+        self._stops.append(coordinator.stop)
+        return Wiring(chosen, await coordinator.start())
+
+    async def _start_engines(self, engine: EngineConfig, wiring: Wiring, progress: StartProgress) -> EngineGroup:
+        engines = EngineGroup(self._config.data_parallel_size, self._host, progress, self._on_engine_death)
+        self._engines = engines
+        self._stops.append(engines.stop)
+        engines.connect(wiring.coordinator)
+        await engines.start(lambda engine_id: engine_spec(engine_id, engine, wiring, self._config.log_level))
+        return engines
+
+    async def _start_api(self, engine: EngineConfig, wiring: Wiring, tokenizer_dir: str | None) -> ChildProcess:
+        listener = self._premises.listener
+        spec = api_spec(self._config, engine, wiring, listener, self._premises.model, tokenizer_dir)
+        api = await start_child(API_MODULE, spec, pass_on, pass_fds=(listener.fd,))
+        api.exited.add_done_callback(lambda exited: self._on_api_exit(exited.result()))
+
+        async def stop(hurry: Hurry) -> list[str]:
+            obeyed = await api.stop(self._config.shutdown_timeout + _API_GRACE_S, hurry)
+            return [] if obeyed else ["the API process did not stop and was killed"]
+
+        self._stops.append(stop)
+        return api
+
+    @property
+    def _model_name(self) -> str:
+        return served_model_name(self._config, self._premises.model)
+
+    def _describe_timeout(self) -> str:
+        waiting_for = self._engines.seats.describe_unready() if self._engines is not None else ""
+        text = f"not ready within {self._config.start_timeout:g} s (--start-timeout): "
+        return text + (waiting_for or "every rank is up, but the API process does not reach them all")
+
+    def _on_engine_death(self, seat: SeatStatus) -> None:
+        assert self._engines is not None
+        what = f"rank {seat.engine_id.rank} (engine {seat.engine_id})"
+        if not self._is_serving:
+            self._fail(StartupError(f"{what} ended while it started: {seat.end_reason}"))
+            return
+        _LOG.error("%s is dead: %s", what, seat.end_reason)
+        if self._engines.seats.all_dead:
+            self._fail(EngineError(f"every engine is dead: {self._engines.seats.describe_unready()}"))
+
+    def _on_api_exit(self, end: EngineExit) -> None:
+        self._fail(ShoalError(f"the API process ended: {end.reason}"))
+
+    def _fail(self, error: ShoalError) -> None:
+        if not self._is_stopping and not self.failure.done():
+            self.failure.set_result(error)
+
+
+def pass_on(line: str) -> None:
+    """Write one line of a child's log to standard error, above whatever is drawn there."""
+    sys.stderr.write(line + "\n")
