@@ -24,13 +24,12 @@ from engine.wire.messages import (
     UtilityOutput,
     UtilityRequest,
 )
-from engine.wire.sockets import AsyncReceiver, SendOutcome
+from engine.wire.sockets import AsyncReceiver
 
 _log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.2
 MAX_QUEUED_OUTPUTS = 1024
-MAX_UNAPPLIED_MESSAGES = 10_000
 
 
 class AsyncMPClient(MPClient):
@@ -75,7 +74,7 @@ class AsyncMPClient(MPClient):
                 "data_parallel_rank",
             )
         request.client_id = self.client_id
-        if not self._send_add(line, request):
+        if not self._sender.send_add(line, request):
             raise OverloadedError(f"engine {line.engine_id} takes no request now")
         return line.engine_id
 
@@ -84,7 +83,7 @@ class AsyncMPClient(MPClient):
         self._ensure_open()
         line = self._only_line()
         for request_id in request_ids:
-            self._send(line, AbortRequest(self.client_id, 0, request_id, sample_index=0, attempt=0))
+            self._sender.send(line, AbortRequest(self.client_id, 0, request_id, sample_index=0, attempt=0))
 
     async def get_output_async(self) -> EngineCoreOutputs:
         """Wait for the next batch; see the base class. Batches that came before the end are handed out before it."""
@@ -168,6 +167,7 @@ class AsyncMPClient(MPClient):
         self._request_receiver = self._resources.receive(
             self._resources.router, lambda frames: arrivals.put(Handshake(frames))
         )
+        self._sender.receiver = self._request_receiver
         self._output_receiver = self._resources.receive(self._resources.outputs, arrivals.put)
         owner = weakref.ref(self)
         self._start_task("output", whenever_filled(owner, arrivals, lambda client: client._on_arrivals()))
@@ -181,8 +181,7 @@ class AsyncMPClient(MPClient):
     def _on_heartbeat(self, now: float) -> None:
         self._announce()
         for line in self._lines.values():
-            self._resend(line, now)
-        self._poke()
+            self._sender.resend(line, now)
 
     def _num_ready(self) -> int:
         return len(self._lines)
@@ -197,34 +196,13 @@ class AsyncMPClient(MPClient):
             return line
         raise OverloadedError("no engine has shaken hands yet")
 
-    def _send(self, line: EngineLine, message: AddRequest | AbortRequest | UtilityRequest) -> SendOutcome:
-        outcome = super()._send(line, message)
-        self._poke()
-        return outcome
-
-    def _send_add(self, line: EngineLine, request: AddRequest) -> bool:
-        """Send an ADD; one that no socket accepted is taken back, for it goes to another engine or nowhere."""
-        if line.num_unapplied >= MAX_UNAPPLIED_MESSAGES:
-            line.blocked = True
-            return False
-        accepted = self._send(line, request) is SendOutcome.ACCEPTED
-        if not accepted:
-            line.unstage()
-        return accepted
-
     async def _call_engine(self, line: EngineLine, method: str, args: Sequence[Any]) -> Any:
         call_id, future = self._utility_calls.open(line.engine_id, method)
         try:
-            # Whatever the outcome of the send, the message is kept and repeated until the engine has applied it.
-            self._send(line, UtilityRequest(self.client_id, 0, call_id, method, list(args)))
+            self._sender.send(line, UtilityRequest(self.client_id, 0, call_id, method, list(args)))
             return await future
         finally:
             future.cancel()
-
-    def _poke(self) -> None:
-        """Look for handshakes after a send: it may have swallowed the edge of the ROUTER's descriptor."""
-        if self._request_receiver is not None:
-            self._request_receiver.poke()
 
     # --- receiving: what the output task does ---
 

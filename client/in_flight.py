@@ -40,17 +40,19 @@ class InFlightTable:
         samples[request.sample_index] = sequence
         self._count += 1
 
-    def pop(self, request_id: int, sample_index: int, attempt: int) -> InFlight | None:
-        """Take out one sequence; None when it, or this attempt of it, is not in flight."""
+    def get(self, request_id: int, sample_index: int) -> InFlight | None:
+        """Return one sequence, or None when it is not in flight."""
         samples = self._samples.get(request_id)
-        sequence = samples.get(sample_index) if samples else None
-        if samples is None or sequence is None or sequence.request.attempt != attempt:
-            return None
-        del samples[sample_index]
+        return samples.get(sample_index) if samples else None
+
+    def remove(self, sequence: InFlight) -> None:
+        """Take out a sequence that is in the table."""
+        request = sequence.request
+        samples = self._samples[request.request_id]
+        del samples[request.sample_index]
         if not samples:
-            del self._samples[request_id]
+            del self._samples[request.request_id]
         self._count -= 1
-        return sequence
 
     def samples(self, request_id: int) -> list[InFlight]:
         """Return the unfinished sequences of one request."""

@@ -10,12 +10,13 @@ from client.core_client import EngineCoreClient
 from client.drops import Drops
 from client.engine_line import EngineLine
 from client.resources import ClientResources
+from client.sender import RouterSender
 from client.utility_calls import UtilityCalls
 from engine.wire.codec import encode, output_decoder, ready_decoder
 from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import EngineId, RequestIds
-from engine.wire.messages import ClientInfo, ClientReport, EngineCoreOutputs, EngineReady, LineMessage
-from engine.wire.sockets import Frames, SendOutcome, send_nowait
+from engine.wire.messages import ClientInfo, ClientReport, EngineCoreOutputs, EngineReady
+from engine.wire.sockets import Frames, send_nowait
 
 MAX_REMEMBERED_ENGINES = 1024
 
@@ -44,6 +45,7 @@ class MPClient(EngineCoreClient):
         self._utility_calls = UtilityCalls()
         self._drops = Drops()
         self._counts: Counter[str] = Counter()
+        self._sender = RouterSender(self._resources, self._counts)
         self._output_decoder = output_decoder()
         self._ready_decoder = ready_decoder()
         self._report_seq = 0
@@ -75,24 +77,6 @@ class MPClient(EngineCoreClient):
         self._report_seq += 1
         info = ClientInfo(self.client_id, self._resources.request_endpoint, self._resources.output_endpoint)
         send_nowait(self._resources.reports, [encode(ClientReport(self._report_seq, info, leaving))])
-
-    def _send(self, line: EngineLine, message: LineMessage) -> SendOutcome:
-        """Send a numbered message; whatever the outcome, it is kept until it is applied."""
-        frame = line.stage(message)
-        outcome = send_nowait(self._resources.router, [line.identity, frame])
-        if outcome is not SendOutcome.ACCEPTED:
-            line.blocked = True
-            self._counts[f"sends_{outcome.name.lower()}"] += 1
-        return outcome
-
-    def _resend(self, line: EngineLine, now: float) -> None:
-        """Send the tail again if it is due, and try a line whose pipe refused a message once more."""
-        line.blocked = False
-        for frame in line.frames_to_resend(now):
-            self._counts["resent_messages"] += 1
-            if send_nowait(self._resources.router, [line.identity, frame]) is not SendOutcome.ACCEPTED:
-                line.blocked = True
-                return
 
     # --- what arrives on the request line ---
 

@@ -1,0 +1,74 @@
+"""Puts numbered messages on the request lines."""
+
+from collections import Counter
+from typing import Protocol
+
+from client.engine_line import EngineLine
+from client.resources import ClientResources
+from engine.wire.messages import AddRequest, LineMessage
+from engine.wire.sockets import AsyncReceiver, SendOutcome, send_nowait
+
+MAX_UNAPPLIED_MESSAGES = 10_000
+
+
+class Sender(Protocol):
+    """What the dispatcher needs of the request lines."""
+
+    def send(self, line: EngineLine, message: LineMessage) -> SendOutcome:
+        """Send a numbered message; whatever the outcome, it is kept and repeated until it is applied."""
+
+    def send_add(self, line: EngineLine, request: AddRequest) -> bool:
+        """Send an ADD; False when no socket accepted it: then it is taken back, to go to another engine or nowhere."""
+
+
+class RouterSender:
+    """Sends on the ROUTER. Three outcomes: accepted (only ``applied`` proves delivery), not connected, pipe full.
+
+    A line that refused a message is ``blocked`` until ``resend`` tries it again.
+    """
+
+    def __init__(self, resources: ClientResources, counts: Counter[str]) -> None:
+        self._resources = resources
+        self._counts = counts
+        self.receiver: AsyncReceiver | None = None
+
+    def send(self, line: EngineLine, message: LineMessage) -> SendOutcome:
+        """See ``Sender``.
+
+        Raises:
+            TypeError: the message holds something msgpack cannot carry; nothing was sent.
+        """
+        outcome = self._send_frame(line, line.stage(message))
+        self._poke()
+        return outcome
+
+    def send_add(self, line: EngineLine, request: AddRequest) -> bool:
+        """See ``Sender``; an engine that applies nothing for too long takes no new requests either."""
+        if line.num_unapplied >= MAX_UNAPPLIED_MESSAGES:
+            line.blocked = True
+            return False
+        accepted = self.send(line, request) is SendOutcome.ACCEPTED
+        if not accepted:
+            line.unstage()
+        return accepted
+
+    def resend(self, line: EngineLine, now: float) -> None:
+        """Send the unapplied tail again if it is due, and let a blocked line be tried once more."""
+        line.blocked = False
+        for frame in line.frames_to_resend(now):
+            self._counts["resent_messages"] += 1
+            if self._send_frame(line, frame) is not SendOutcome.ACCEPTED:
+                break
+        self._poke()
+
+    def _send_frame(self, line: EngineLine, frame: bytes) -> SendOutcome:
+        outcome = send_nowait(self._resources.router, [line.identity, frame])
+        if outcome is not SendOutcome.ACCEPTED:
+            line.blocked = True
+            self._counts[f"sends_{outcome.name.lower()}"] += 1
+        return outcome
+
+    def _poke(self) -> None:
+        """Look for handshakes after a send: it may have swallowed the edge of the ROUTER's descriptor."""
+        if self.receiver is not None:
+            self.receiver.poke()
