@@ -1,0 +1,68 @@
+"""The import contracts hold, and each of them would catch the import it forbids."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house.repository import PACKAGES, ROOT
+
+# What a hasty change might write, and the contract it must run into.
+PLANTED = {
+    "lb/planted.py": ("import client", "requests go one way: orchestrator -> client -> lb -> engine"),
+    "client/planted.py": (
+        "import engine.scheduler.plan",
+        "above the engine only its wire, its configuration and the names of model files are known",
+    ),
+    "lb/planted_too.py": ("import engine.config", "lb and metrics know no engine configuration"),
+    "engine/planted.py": ("import metrics.stats", "metrics is said by the orchestrator alone"),
+    "metrics/planted.py": ("import client.config", "metrics sees only engine.wire and lb"),
+    "engine/wire/planted.py": ("def lazy():\n    import engine.config", "engine.wire stands alone"),
+    "orchestrator/planted.py": ("import ray", "ray is imported only in orchestrator.launch"),
+    "engine/proc/planted.py": (
+        "def lazy():\n    import torch",
+        "torch is imported only in engine.runner and engine.model",
+    ),
+}
+VERDICT = re.compile(r"^(.+?) (KEPT|BROKEN)\b.*$", re.MULTILINE)
+
+
+def lint(root: Path) -> tuple[int, dict[str, str]]:
+    """Return import-linter's exit status and contract -> verdict for the packages under ``root``."""
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"]
+    linted = subprocess.run(
+        [*command, "--no-cache"], cwd=root, env={"COLUMNS": "200"}, capture_output=True, text=True, timeout=120
+    )
+    return linted.returncode, dict(VERDICT.findall(linted.stdout))
+
+
+@pytest.fixture
+def copy_of_the_tree(tmp_path: Path) -> Path:
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def test_every_contract_holds_and_has_its_planted_violation() -> None:
+    status, verdicts = lint(ROOT)
+    assert verdicts == {contract: "KEPT" for _, contract in PLANTED.values()}
+    assert status == 0
+
+
+def test_planted_violations_break_every_contract(copy_of_the_tree: Path) -> None:
+    for path, (text, _) in PLANTED.items():
+        (copy_of_the_tree / path).write_text(f"{text}\n")
+    status, verdicts = lint(copy_of_the_tree)
+    assert status == 1
+    assert [contract for contract, verdict in verdicts.items() if verdict == "KEPT"] == []
+
+
+def test_one_planted_violation_breaks_its_contract_alone(copy_of_the_tree: Path) -> None:
+    text, expected = PLANTED["orchestrator/planted.py"]
+    (copy_of_the_tree / "orchestrator/planted.py").write_text(f"{text}\n")
+    _, verdicts = lint(copy_of_the_tree)
+    assert [contract for contract, verdict in verdicts.items() if verdict == "BROKEN"] == [expected]
