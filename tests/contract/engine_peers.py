@@ -1,8 +1,5 @@
 """A coordinator and a client written by hand on ``engine.wire``, to talk to one real engine."""
 
-import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -27,7 +24,6 @@ from engine.wire.messages import (
     EngineCoreOutputs,
     EngineReady,
     EngineReport,
-    FinishReason,
     GroupState,
     Membership,
     Seat,
@@ -39,7 +35,7 @@ from engine.wire.sampling import SamplingParams
 from engine.wire.sockets import bind, ipc_endpoint, make_socket
 
 ENGINE_ID = EngineId(0, 1)
-DEADLINE_S = 20.0
+DEADLINE_S = 20
 
 Socket = zmq.Socket[bytes]
 

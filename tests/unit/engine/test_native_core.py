@@ -1,0 +1,135 @@
+import math
+from collections.abc import Callable
+
+import pytest
+
+from engine.config import SchedulerConfig
+from engine.core.native import NativeCore
+from engine.core.protocol import RunnerLimits
+from engine.scheduler.plan import Sample, StepPlan
+from engine.wire.messages import AddRequest, EngineCoreOutput, FinishReason
+from tests.unit.engine.builders import CLIENT, make_limits, make_request
+
+
+class FixedRunner:
+    """A runner that answers every sample alike, or raises."""
+
+    def __init__(self, limits: RunnerLimits, error: Exception | None = None) -> None:
+        self.limits = limits
+        self.error = error
+        self.num_runs = 0
+        self.is_closed = False
+
+    def run(self, plan: StepPlan) -> list[Sample]:
+        self.num_runs += 1
+        if self.error is not None:
+            raise self.error
+        return [Sample(50) for chunk in plan.chunks if chunk.samples]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def make_core(error: Exception | None = None, **limits: int) -> tuple[NativeCore, FixedRunner]:
+    runner = FixedRunner(make_limits(**limits), error)
+    return NativeCore(SchedulerConfig(), runner), runner
+
+
+def step(core: NativeCore) -> list[EngineCoreOutput]:
+    return core.step(0.0).get(CLIENT, [])
+
+
+def test_a_request_runs_to_its_end() -> None:
+    core, _ = make_core()
+    core.add_request(make_request(max_tokens=2), received_at=0.0)
+    tokens = []
+    while core.has_work():
+        tokens += [token for output in step(core) for token in output.new_token_ids]
+    assert tokens == [50, 50]
+
+
+def test_a_resumed_request_goes_on_behind_its_output() -> None:
+    core, _ = make_core()
+    core.add_request(make_request(max_tokens=4, output_token_ids=(9, 9, 9)), received_at=0.0)
+    (output,) = step(core)
+    assert (output.first_position, output.finish_reason) == (3, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (make_request(prompt=()), "prompt is empty"),
+        (make_request(prompt=(1,) * 64), "max_model_len"),
+        (make_request(prompt=(5, 256)), "0 to 255"),
+        (make_request(prompt=(-1, 5)), "0 to 255"),
+        (make_request(output_token_ids=(256,)), "output token id"),
+        (make_request(max_tokens=0), "max_tokens"),
+        (make_request(temperature=math.nan), "temperature"),
+        (make_request(temperature=-1.0), "temperature"),
+        (make_request(top_p=0.0), "top_p"),
+        (make_request(min_p=2.0), "min_p"),
+        (make_request(top_k=-1), "top_k"),
+    ],
+)
+def test_an_impossible_request_ends_alone_with_the_limit_it_breaks(request_: AddRequest, words: str) -> None:
+    core, runner = make_core()
+    core.add_request(make_request(request_id=2), received_at=0.0)
+    core.add_request(request_, received_at=0.0)
+    outputs = {output.request_id: output for output in step(core)}
+    assert outputs[1].finish_reason is FinishReason.ERROR
+    assert words in (outputs[1].error or "")
+    assert outputs[2].new_token_ids == [50]
+    assert runner.num_runs == 1
+
+
+def test_a_prompt_that_never_fits_the_cache_is_told_so() -> None:
+    core, _ = make_core(num_blocks=2)
+    core.add_request(make_request(prompt=(5,) * 8), received_at=0.0)
+    assert "the 8 tokens the KV cache holds" in (step(core)[0].error or "")
+    assert core.limits.max_model_len == 8
+
+
+def test_what_the_runner_raises_is_the_engines_death() -> None:
+    core, _ = make_core(error=RuntimeError("device lost"))
+    core.add_request(make_request(), received_at=0.0)
+    with pytest.raises(RuntimeError, match="device lost"):
+        core.step(0.0)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda core: core.abort_requests([((1, 0), 0)]),
+        lambda core: core.abort_all(),
+    ],
+)
+def test_an_aborted_request_ends_without_a_run(end: Callable[[NativeCore], None]) -> None:
+    core, runner = make_core()
+    core.add_request(make_request(), received_at=0.0)
+    end(core)
+    assert [output.finish_reason for output in step(core)] == [FinishReason.ABORT]
+    assert runner.num_runs == 0
+    assert not core.has_work()
+
+
+def test_a_freed_client_leaves_nothing_to_do() -> None:
+    core, _ = make_core()
+    core.add_request(make_request(), received_at=0.0)
+    core.add_request(make_request(request_id=2, prompt=()), received_at=0.0)
+    core.free_client(CLIENT)
+    assert not core.has_work()
+
+
+def test_utilities_are_a_closed_list() -> None:
+    core, _ = make_core()
+    assert core.call("echo", ["hello"]) == "hello"
+    assert core.call("get_load", [])["num_running"] == 0
+    assert core.call("statistics", [])["num_kv_tokens"] == 256
+    with pytest.raises(ValueError, match=r"'__init__'; there are echo, get_load, statistics"):
+        core.call("__init__", [])
+
+
+def test_closing_frees_the_device() -> None:
+    core, runner = make_core()
+    core.close()
+    assert runner.is_closed

@@ -1,0 +1,118 @@
+from engine.proc.outbox import Outbox, merge
+from engine.wire.ids import ClientId, EngineId
+from engine.wire.messages import EngineCoreOutput, FinishReason, UtilityOutput
+
+ENGINE = EngineId(0, 1)
+CLIENT = ClientId(0, 1)
+
+
+def output(
+    request_id: int, position: int, tokens: list[int], finish: FinishReason | None = None, attempt: int = 0
+) -> EngineCoreOutput:
+    return EngineCoreOutput(request_id, 0, attempt, position, tokens, finish)
+
+
+def make_outbox() -> Outbox:
+    return Outbox(ENGINE, CLIENT)
+
+
+def test_an_empty_outbox_has_no_frame() -> None:
+    assert not make_outbox().has_frame
+
+
+def test_a_frame_carries_the_step_and_its_numbers() -> None:
+    outbox = make_outbox()
+    outbox.add([output(1, 0, [5])], report_seq=9)
+    frame = outbox.peek(applied=3)
+    assert (frame.engine_id, frame.client_id) == (ENGINE, CLIENT)
+    assert (frame.out_seq, frame.applied, frame.report_seq) == (1, 3, 9)
+    assert frame.outputs[0].new_token_ids == [5]
+    outbox.sent()
+    assert not outbox.has_frame
+
+
+def test_frames_are_numbered_without_holes() -> None:
+    outbox = make_outbox()
+    numbers = []
+    for _ in range(3):
+        outbox.add([output(1, 0, [5])], report_seq=1)
+        numbers.append(outbox.peek(0).out_seq)
+        outbox.sent()
+    assert numbers == [1, 2, 3]
+
+
+def test_a_refused_frame_keeps_its_number_and_merges_with_later_steps() -> None:
+    outbox = make_outbox()
+    outbox.add([output(1, 0, [5]), output(2, 0, [6])], report_seq=1)
+    outbox.peek(0)
+    outbox.add([output(1, 1, [7], FinishReason.LENGTH)], report_seq=2)
+    outbox.add([output(3, 0, [8])], report_seq=3)
+    frame = outbox.peek(0)
+    assert (frame.out_seq, frame.report_seq, len(outbox)) == (1, 3, 3)
+    assert [(o.request_id, o.first_position, o.new_token_ids) for o in frame.outputs] == [
+        (1, 0, [5, 7]),
+        (2, 0, [6]),
+        (3, 0, [8]),
+    ]
+    assert frame.outputs[0].finish_reason is FinishReason.LENGTH
+
+
+def test_a_client_that_takes_nothing_costs_one_entry_per_sequence() -> None:
+    outbox = make_outbox()
+    for position in range(1000):
+        outbox.add([output(1, position, [5]), output(2, position, [6])], report_seq=position)
+    assert len(outbox) == 2
+    assert [len(o.new_token_ids) for o in outbox.peek(0).outputs] == [1000, 1000]
+
+
+def test_merging_keeps_the_first_facts_and_the_end() -> None:
+    first = EngineCoreOutput(1, 0, 0, 0, [5], queue_time_s=0.5, num_cached_tokens=16)
+    last = EngineCoreOutput(1, 0, 0, 1, [], FinishReason.STOP, stop_token_id=2)
+    (merged,) = merge([first], [last])
+    assert (merged.queue_time_s, merged.num_cached_tokens) == (0.5, 16)
+    assert (merged.new_token_ids, merged.finish_reason, merged.stop_token_id) == ([5], FinishReason.STOP, 2)
+
+
+def test_attempts_are_never_merged() -> None:
+    merged = merge([output(1, 0, [5], FinishReason.ABORT)], [output(1, 0, [6], attempt=1)])
+    assert [(o.attempt, o.new_token_ids) for o in merged] == [(0, [5]), (1, [6])]
+
+
+def test_what_a_step_gave_is_not_changed_by_merging() -> None:
+    step = [output(1, 0, [5])]
+    merge(step, [output(1, 1, [6])])
+    assert step[0].new_token_ids == [5]
+
+
+def test_utility_answers_travel_one_to_a_frame_and_in_order() -> None:
+    outbox = make_outbox()
+    outbox.add([output(1, 0, [5])], report_seq=1)
+    outbox.add_utility(UtilityOutput(1, "a"), report_seq=1)
+    outbox.add_utility(UtilityOutput(2, "b"), report_seq=1)
+    frames = []
+    while outbox.has_frame:
+        frames.append(outbox.peek(0))
+        outbox.sent()
+    assert [f.utility_output.call_id for f in frames if f.utility_output is not None] == [1, 2]
+    assert [len(f.outputs) for f in frames] == [1, 0]
+
+
+def test_last_words_come_behind_everything_else() -> None:
+    outbox = make_outbox()
+    outbox.add_last_words("device lost")
+    outbox.add([output(1, 0, [5])], report_seq=1)
+    dead = []
+    while outbox.has_frame:
+        dead.append(outbox.peek(0).dead)
+        outbox.sent()
+    assert dead == [None, "device lost"]
+
+
+def test_a_cleared_outbox_shows_the_client_a_gap() -> None:
+    outbox = make_outbox()
+    outbox.add([output(1, 0, [5])], report_seq=1)
+    outbox.clear()
+    frame = outbox.peek(0)
+    assert (frame.out_seq, frame.outputs) == (2, [])
+    outbox.sent()
+    assert not outbox.has_frame
