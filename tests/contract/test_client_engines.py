@@ -1,10 +1,8 @@
 """The client against real engine processes and a real coordinator."""
 
-import asyncio
-import signal
 
 from engine.wire.messages import FinishReason, SeatState
-from tests.contract.deployment import deployment, eventually, finish, make_request
+from tests.contract.deployment import deployment, finish, make_request
 
 
 async def test_a_request_streams_from_the_picked_engine_to_its_end() -> None:
