@@ -18,7 +18,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Which weights, where and how.
 
     model: local folder, local ``.gguf`` file or hub name. gguf_file: file name inside ``model`` when that is a folder.
-    dtype: ``auto`` (the checkpoint's own), ``float32``, ``bfloat16`` or ``float16``.
+    dtype: ``float32``, ``bfloat16``, ``float16`` or ``auto``: the checkpoint's own, or float32 on a CPU that lacks its
+        instructions.
     device: ``auto`` (CUDA when there is one), ``cpu``, ``cuda`` or ``cuda:N``.
     max_model_len: prompt + output tokens of one sequence; None takes the model's own limit.
     num_threads: CPU threads of one engine; more than the cores per rank collapses throughput.

@@ -1,21 +1,22 @@
 """Loads any decoder that transformers knows, with the device and number format the configuration asks for."""
 
-import warnings
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from engine.config import ModelConfig
+from engine.model.conversion import unpack, unpacked_weights
 from engine.model.description import describe
 from engine.model.names import ResolvedModel, resolve_model
+from engine.model.placement import computes_natively, select_device, select_dtype
 from engine.model.progress import OnProgress, progress_bars_to
-from engine.model.source import load_failure, source_arguments
+from engine.model.source import load_failure
 from engine.model.tokenizer_files import ModelInfo
-from engine.wire.errors import StartupError
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,20 +38,16 @@ def load_model(config: ModelConfig, attention: str, on_progress: OnProgress) -> 
         StartupError: model, device or dtype is not there or does not fit together; one line with the reason.
     """
     resolved = resolve_model(config.model, config.gguf_file)
-    device, dtype = select_device(config.device), _select_dtype(config.dtype, resolved)
-    source = source_arguments(resolved)
-    on_progress("reading configuration", 0.0)
+    device = select_device(config.device)
+    dtype = select_dtype(config.dtype)
+    on_progress("reading the model", 0.0)
     try:
-        # Handed on below: reading the configuration again out of a GGUF file takes seconds.
-        model_config = AutoConfig.from_pretrained(resolved.path, **source)
-        with progress_bars_to(on_progress, 0.1, 0.9), warnings.catch_warnings():
-            # PyTorch says this of memory-mapped weights, which are never written to.
-            warnings.filterwarnings("ignore", message="The given (NumPy array|buffer) is not writ")
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                resolved.path, config=model_config, dtype=dtype, attn_implementation=attention, **source
-            )
+        with progress_bars_to(on_progress, 0.1, 0.9):
+            model = _read(resolved, dtype, device, attention, on_progress)
         on_progress(f"moving weights to {device}", 0.9)
-        model = model.eval().requires_grad_(requires_grad=False).to(device)
+        if dtype is None and not computes_natively(device, model.dtype):
+            model = model.float()
+        model = model.requires_grad_(requires_grad=False).to(device)
     except Exception as error:  # the library's own, the hub's, the parser's and the device's errors
         raise load_failure(resolved, error) from error
     return LoadedModel(
@@ -58,27 +55,19 @@ def load_model(config: ModelConfig, attention: str, on_progress: OnProgress) -> 
     )
 
 
-def select_device(name: str) -> torch.device:
-    """Return the device a name means; ``auto`` is CUDA when there is one.
-
-    Raises:
-        StartupError: no such device here.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise StartupError(f"--device {name!r} is no device; take auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise StartupError(f"--device {name}: this process sees {torch.cuda.device_count()} CUDA devices")
-    return device
-
-
-def _select_dtype(name: str, resolved: ResolvedModel) -> torch.dtype | str:
-    if name in _DTYPES:
-        return _DTYPES[name]
-    if name != "auto":
-        raise StartupError(f"--dtype {name!r} is unknown; take auto, {', '.join(_DTYPES)}")
-    # Quantised weights have no format of their own to follow; the library would unpack them to float32.
-    return torch.bfloat16 if resolved.gguf_file is not None else "auto"
+def _read(
+    resolved: ResolvedModel, dtype: torch.dtype | None, device: torch.device, attention: str, on_progress: OnProgress
+) -> Any:
+    """Return the model in host memory; no ``dtype`` means the checkpoint's own, and for GGUF the device's best."""
+    path = resolved.path
+    if resolved.gguf_file is not None:
+        # Quantised weights have no format of their own to follow.
+        dtype = dtype or (torch.bfloat16 if computes_natively(device, torch.bfloat16) else torch.float32)
+        try:
+            path = str(unpacked_weights(resolved, dtype, on_progress))
+        except OSError as error:
+            _LOGGER.warning("unpacked weights cannot be kept, so every start unpacks them again: %s", error)
+            return unpack(resolved, dtype, attention)
+    return AutoModelForCausalLM.from_pretrained(
+        path, dtype=dtype or "auto", attn_implementation=attention, trust_remote_code=False
+    )

@@ -1,0 +1,67 @@
+"""The user's cache folder: files made once out of a model, whole or not there at all. Imports no torch."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.model.names import ResolvedModel
+
+_FORMAT = 1
+"""To be raised when what is kept in the folders changes; older folders are then never looked at again."""
+
+
+def default_cache_dir() -> Path:
+    """Return Shoal's folder below the user's cache folder (``XDG_CACHE_HOME``, else ``~/.cache``)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal"
+
+
+def cached_name(model: ResolvedModel, *variant: str) -> str:
+    """Return the folder name for something made out of a model.
+
+    It carries a hash of path, size and modification time of the source: a changed model gets another name, so a folder
+    that exists is fresh. A hub name counts as unchanged for as long as its folder is there.
+    """
+    digest = hashlib.sha256(repr((_FORMAT, model.path, _stamps(model), variant)).encode()).hexdigest()[:16]
+    readable = "".join(c if c.isalnum() or c in ".-_" else "-" for c in model.display_name)
+    return "-".join([readable, *variant, digest])
+
+
+@contextlib.contextmanager
+def making_folder(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder that becomes ``folder`` when the body succeeds, and vanishes when it fails.
+
+    When somebody else finished the same folder meanwhile, theirs stays.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        yield made
+        made.chmod(0o755)
+        made.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Hold a lock on ``folder`` against other processes of this machine; it ends with its holder, however that ends."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _stamps(model: ResolvedModel) -> list[tuple[str, int, int]]:
+    if not model.is_local:
+        return [(model.gguf_file or "", 0, 0)]
+    folder = Path(model.path)
+    files = [folder / model.gguf_file] if model.gguf_file else sorted([*folder.glob("*.json"), *folder.glob("*.model")])
+    return [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files]

@@ -1,0 +1,51 @@
+"""Devices and number formats: what the configuration's words mean on this machine."""
+
+import torch
+
+from engine.wire.errors import StartupError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def select_device(name: str) -> torch.device:
+    """Return the device a name means; ``auto`` is CUDA when there is one.
+
+    Raises:
+        StartupError: no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise StartupError(f"device {name!r} is unknown; take auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise StartupError(f"device {name!r} is not there: this process sees {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def select_dtype(name: str) -> torch.dtype | None:
+    """Return the number format a name means; None for ``auto``.
+
+    Raises:
+        StartupError: no such format.
+    """
+    if name == "auto":
+        return None
+    if name not in _DTYPES:
+        raise StartupError(f"dtype {name!r} is unknown; take auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def computes_natively(device: torch.device, dtype: torch.dtype) -> bool:
+    """Tell whether a device multiplies matrices of this format at full speed.
+
+    A CPU without the instructions still does it, 2-7 times slower than in float32, which holds the same values.
+    """
+    if device.type != "cpu":
+        return True
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return True
