@@ -65,11 +65,13 @@ class Dispatcher:
             line.ledger.withdraw(sequence.entry)
             self.refresh()
 
-    def abort(self, request_id: int) -> None:
-        """Ask for the end of a request, all its samples; an unknown one is a no-op."""
+    def abort(self, request_id: int, sample_index: int | None = None) -> None:
+        """Ask for the end of a request: one sample, or all of them (None). What is unknown is a no-op."""
         for sequence in self.in_flight.samples(request_id):
-            sequence.aborting = True
             request = sequence.request
+            if sample_index not in (None, request.sample_index):
+                continue
+            sequence.aborting = True
             message = AbortRequest(request.client_id, 0, request_id, request.sample_index, request.attempt)
             self._sender.send(sequence.line, message)
 

@@ -33,11 +33,14 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
         request.client_id = self.client_id
         return self._dispatcher.place(request, data_parallel_rank).engine_id
 
-    async def abort_requests_async(self, request_ids: Sequence[int]) -> None:
-        """Abort requests, all samples of each. Repeated until the engines have applied it; unknown ids are no-ops."""
+    async def abort_requests_async(self, request_ids: Sequence[int], sample_index: int | None = None) -> None:
+        """Abort requests, all samples of each. Repeated until the engines have applied it; unknown ids are no-ops.
+
+        sample_index: abort this sample alone: a stop string, which engines do not know, ends one and not its siblings.
+        """
         self._ensure_open()
         for request_id in request_ids:
-            self._dispatcher.abort(request_id)
+            self._dispatcher.abort(request_id, sample_index)
 
     async def call_utility_async(self, method: str, *args: Any) -> dict[int, Any]:
         """Call a method of every engine; return rank -> result.
