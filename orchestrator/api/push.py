@@ -43,8 +43,11 @@ class Pusher:
         cycle = self._cycle
         if cycle is None or cycle.flow.write_paused:
             self._pump = asyncio.create_task(self._pump_out(b""), name="reply-pump")
-        elif not cycle.disconnected:
-            self._push(cycle)
+        elif not cycle.disconnected and (body := self._reply.take()):
+            if self._started and not self._reply.finished:
+                cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+            else:
+                self._push_edge(cycle, body)
 
     async def run(self) -> None:
         """Wait until the reply is sent or the caller has gone away."""
@@ -64,10 +67,8 @@ class Pusher:
         if self._pump is not None:
             await _cancel(self._pump)
 
-    def _push(self, cycle: RequestResponseCycle) -> None:
-        body = self._reply.take()
-        if not body:
-            return
+    def _push_edge(self, cycle: RequestResponseCycle, body: bytes) -> None:
+        """Send the first or last part of a reply, or both at once."""
         if not self._started:
             self._started = True
             _run_through(self._send(self._reply.start))

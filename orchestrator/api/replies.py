@@ -83,7 +83,9 @@ class StreamReply:
         """Return the events of everything that is new."""
         fresh = self._stream.take()
         if len(fresh) == 1 and not self._stream.finished:
-            return self._event(fresh[0])
+            choice = fresh[0]
+            if choice.finish_reason is None and choice.index in self._opened:
+                return self._format.text(choice.index, choice.take_text())  # as nearly always
         events = [self._event(choice) for choice in fresh]
         if self._stream.finished and not self.finished:
             self.finished = True

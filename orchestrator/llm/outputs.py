@@ -5,6 +5,7 @@ read once per batch, each stream is told once per batch, counters are raised onc
 """
 
 import logging
+from collections import defaultdict
 
 from engine.wire.errors import EngineError, ShoalError
 from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -56,23 +57,37 @@ class OutputProcessor:
         num_tokens = 0
         touched: dict[RequestStream, None] = {}
         orphans: list[SequenceName] = []
+        gaps: defaultdict[float, int] = defaultdict(int)
+        find = self._open.get
         for output in batch.outputs:
-            found = self._open.get((output.request_id, output.sample_index))
+            found = find((output.request_id, output.sample_index))
             if found is None:
                 self.num_unknown += 1
                 continue
             choice, stream = found
-            num_tokens += len(output.new_token_ids)
+            token_ids = output.new_token_ids
+            num_tokens += len(token_ids)
             touched[stream] = None
             try:
-                self._apply(choice, stream, output, rank, now, orphans)
+                if output.finish_reason is None and choice.stop is None and choice.last_token_at:
+                    # nothing but text, as nearly always
+                    gaps[choice.last_token_at] += len(token_ids)
+                    choice.last_token_at = now
+                    choice.num_output_tokens += len(token_ids)
+                    text = choice.detokenizer.feed(token_ids)
+                    if text:
+                        stream.add_text(choice, text)
+                else:
+                    self._apply(choice, stream, output, rank, now, orphans)
             except Exception as error:  # one request's trouble must not end the loop of all others
                 logger.exception("request %d: its output could not be processed", output.request_id)
                 orphans += self.fail(stream, ShoalError(f"the output could not be processed: {error}"), now)
-        if num_tokens:
-            self._stats.on_tokens(rank, num_tokens)
+        self._observe_batch(rank, num_tokens, gaps, now)
         for stream in touched:
-            orphans += self._notify(stream, now)
+            try:
+                stream.notify()
+            except Exception as error:
+                orphans += self._on_broken_reader(stream, error, now)
         return orphans
 
     def finish(self, stream: RequestStream, reason: str, now: float) -> list[SequenceName]:
@@ -82,7 +97,8 @@ class OutputProcessor:
             if choice.finish_reason is None and choice.key in self._open:
                 names.append(choice.key)
                 self._end(choice, stream, self._rest(choice), reason, now)
-        return names + self._notify(stream, now)
+        self._notify(stream, now)
+        return names
 
     def fail(self, stream: RequestStream, error: ShoalError, now: float) -> list[SequenceName]:
         """End a whole stream with an error, without telling its reader; return the sequences to abort."""
@@ -120,7 +136,8 @@ class OutputProcessor:
                         orphans.append(choice.key)
                     return
         if output.finish_reason is None:
-            stream.deliver(choice, text)
+            if text:
+                stream.add_text(choice, text)
         elif output.finish_reason is FinishReason.ERROR:
             del self._open[choice.key]
             orphans += self.fail(stream, EngineError(output.error or "the engine failed this request"), now)
@@ -145,17 +162,28 @@ class OutputProcessor:
 
     def _end(self, choice: Choice, stream: RequestStream, text: str, reason: str, now: float) -> None:
         self._open.pop(choice.key, None)
-        if stream.deliver(choice, text, reason):
+        if stream.end_choice(choice, text, reason):
             self._observe_end(choice, stream, reason, now)
 
-    def _notify(self, stream: RequestStream, now: float) -> list[SequenceName]:
+    def _notify(self, stream: RequestStream, now: float) -> None:
+        """Tell the reader of a stream that has ended."""
         try:
             stream.notify()
-        except Exception as error:  # one reader's trouble must not end the loop of all others
-            logger.exception("a request's reader failed")
-            stream.detach()
-            return self.fail(stream, ShoalError(f"the reply could not be written: {error}"), now)
-        return []
+        except Exception as error:
+            self._on_broken_reader(stream, error, now)
+
+    def _on_broken_reader(self, stream: RequestStream, error: Exception, now: float) -> list[SequenceName]:
+        """Give one request up: its reader's trouble must not end the loop of all others."""
+        logger.error("a request's reader failed", exc_info=error)
+        stream.detach()
+        return self.fail(stream, ShoalError(f"the reply could not be written: {error}"), now)
+
+    def _observe_batch(self, rank: int, num_tokens: int, gaps: dict[float, int], now: float) -> None:
+        """Count a batch. gaps: time of the token before -> tokens that follow it; mostly that is one batch for all."""
+        if num_tokens:
+            self._stats.on_tokens(rank, num_tokens)
+        for before, count in gaps.items():
+            self._stats.on_inter_token(rank, (now - before) * count, count)
 
     def _observe_tokens(
         self, choice: Choice, stream: RequestStream, output: EngineCoreOutput, rank: int, now: float

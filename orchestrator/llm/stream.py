@@ -60,6 +60,8 @@ class Delta:
 class RequestStream:
     """The choices of one request. It ends exactly once: all choices finished, or one error for the whole."""
 
+    __slots__ = ("_fresh", "_num_open", "_on_update", "choices", "created_at", "error", "finished")
+
     def __init__(self, choices: list[Choice], created_at: float) -> None:
         """Open.
 
@@ -67,15 +69,11 @@ class RequestStream:
         """
         self.choices = choices
         self.created_at = created_at
+        self.finished = False  # the end has come; it may still wait to be taken
         self.error: ShoalError | None = None
         self._num_open = len(choices)
         self._fresh: list[Choice] = []
         self._on_update: Callable[[], None] | None = None
-
-    @property
-    def finished(self) -> bool:
-        """Tell whether the end has come (it may still wait to be taken)."""
-        return self._num_open == 0
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -94,26 +92,30 @@ class RequestStream:
 
     # --- written by the output loop -----------------------------------------------------------------------------
 
-    def deliver(self, choice: Choice, text: str, finish_reason: str | None = None) -> bool:
-        """Add text, and the end of the choice; False (and nothing happens) when the choice or stream had ended."""
-        if choice.finish_reason is not None or self._num_open == 0:
-            return False
-        if finish_reason is not None:
-            choice.finish_reason = finish_reason
-            self._num_open -= 1
-        elif not text:
-            return True
+    def add_text(self, choice: Choice, text: str) -> None:
+        """Add non-empty text to a choice that has not ended."""
         if not choice.parts:  # else it waits to be taken already
+            self._fresh.append(choice)
+        choice.parts.append(text)
+
+    def end_choice(self, choice: Choice, text: str, finish_reason: str) -> bool:
+        """Add the last text of a choice and its end; False (and nothing happens) when it or the stream had ended."""
+        if choice.finish_reason is not None or self.finished:
+            return False
+        choice.finish_reason = finish_reason
+        if not choice.parts:
             self._fresh.append(choice)
         if text:
             choice.parts.append(text)
+        self._num_open -= 1
+        self.finished = self._num_open == 0
         return True
 
     def fail(self, error: ShoalError) -> bool:
         """End the whole stream with one error; False when it had ended."""
-        if self._num_open == 0:
+        if self.finished:
             return False
-        self._num_open = 0
+        self.finished = True
         self.error = error
         return True
 
@@ -127,7 +129,7 @@ class RequestStream:
     def attach(self, on_update: Callable[[], None]) -> None:
         """Name the reader's callback. It is called from the output loop, once per batch, and must not block."""
         self._on_update = on_update
-        if self._fresh or self._num_open == 0:
+        if self._fresh or self.finished:
             on_update()
 
     def detach(self) -> None:
