@@ -1,0 +1,209 @@
+"""What the coordinator makes of reports: pure, on hand-made times."""
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from engine.wire.ids import ClientId, EngineId
+from engine.wire.messages import (
+    ClientInfo,
+    ClientReport,
+    EnginePhase,
+    EngineReport,
+    Load,
+    Seat,
+    SeatState,
+    SupervisorReport,
+)
+from lb.coordinator.state import MAX_SEATS, CoordinatorState
+
+E0, E1 = EngineId(0, 1), EngineId(1, 1)
+
+
+def _engine(engine_id: EngineId, seq: int, phase: EnginePhase = EnginePhase.IDLE, **changes: Any) -> EngineReport:
+    return replace(EngineReport(engine_id, seq, 0, 0, 0, 0, phase, 0, False, {}, Load()), **changes)
+
+
+def _client(index: int, seq: int, incarnation: int = 1, *, leaving: bool = False) -> ClientReport:
+    info = ClientInfo(ClientId(index, incarnation), f"ipc://r{index}.{incarnation}", f"ipc://o{index}.{incarnation}")
+    return ClientReport(seq, info, leaving)
+
+
+def _seats(seq: int, *seats: Seat, **changes: Any) -> SupervisorReport:
+    return replace(SupervisorReport(seq, list(seats), [], []), **changes)
+
+
+def _state(*reports: Any, now: float = 0.0) -> CoordinatorState:
+    state = CoordinatorState(generation=3, client_silence_s=10.0)
+    for report in reports:
+        state.on_report(report, now)
+    return state
+
+
+def _members(state: CoordinatorState) -> list[EngineId]:
+    return state.group_state().committed.members
+
+
+def _clients(state: CoordinatorState) -> list[ClientId]:
+    return [info.client_id for info in state.group_state().clients]
+
+
+def test_engines_are_members_while_they_serve() -> None:
+    state = _state(_engine(E0, 1, EnginePhase.LOADING), _engine(E1, 1))
+    assert _members(state) == [E1]
+    state.on_report(_engine(E0, 2, EnginePhase.RUNNING), 0.0)
+    assert _members(state) == [E0, E1]
+    state.on_report(_engine(E1, 2, EnginePhase.STOPPING), 0.0)
+    assert _members(state) == [E0]
+
+
+def test_every_change_of_the_members_is_a_new_epoch_and_nothing_else_is() -> None:
+    state = _state(_engine(E0, 1))
+    epoch = state.group_state().committed.epoch
+    state.on_report(_engine(E0, 2, EnginePhase.RUNNING, load=Load(num_running=3)), 0.0)
+    assert state.group_state().committed.epoch == epoch
+    state.on_report(_engine(E1, 1), 0.0)
+    assert state.group_state().committed.epoch == epoch + 1
+
+
+def test_a_restarted_coordinator_goes_on_above_every_epoch_that_was_seen() -> None:
+    state = _state(_engine(E0, 900, max_epoch_seen=17))
+    assert state.group_state().committed.epoch == 18
+
+
+def test_the_newest_report_of_a_seat_wins_in_any_order() -> None:
+    state = _state(_engine(E0, 5, load=Load(num_running=5)))
+    state.on_report(_engine(E0, 4, load=Load(num_running=4)), 0.0)
+    state.on_report(_engine(EngineId(0, 2), 1, load=Load(num_running=1)), 0.0)
+    state.on_report(_engine(E0, 6, load=Load(num_running=6)), 0.0)
+    (report,) = state.load_snapshot().reports
+    assert (report.engine_id, report.load.num_running) == (EngineId(0, 2), 1)
+    assert _members(state) == [EngineId(0, 2)]
+    assert state.dropped["old engine report"] == 2
+
+
+def test_reports_are_published_verbatim_by_rank() -> None:
+    reports = [_engine(E1, 7, applied={ClientId(0, 1): 4}), _engine(E0, 2, EnginePhase.LOADING, detail="weights")]
+    snapshot = _state(*reports).load_snapshot()
+    assert snapshot.reports == [reports[1], reports[0]]
+
+
+def test_a_silent_engine_stays_a_member_for_ever() -> None:
+    state = _state(_engine(E0, 1))
+    state.expire(1e9)
+    assert _members(state) == [E0]
+
+
+def test_a_death_is_what_the_supervisor_confirmed() -> None:
+    state = _state(_engine(E0, 1), _engine(E1, 1), _seats(1, Seat(E0, SeatState.ALIVE), Seat(E1, SeatState.ALIVE)))
+    dead = Seat(E1, SeatState.DEAD, "exit code -9")
+    state.on_report(_seats(2, Seat(E0, SeatState.ALIVE), dead), 0.0)
+    state.on_report(_engine(E1, 2), 0.0)  # was on its way
+    assert _members(state) == [E0]
+    assert [report.engine_id for report in state.load_snapshot().reports] == [E0]
+    assert dead in state.group_state().seats
+
+
+def test_a_refilled_seat_brings_its_engine_back_under_a_new_name() -> None:
+    state = _state(_engine(E0, 9), _seats(1, Seat(E0, SeatState.DEAD, "gone")))
+    reborn = EngineId(0, 2)
+    state.on_report(_engine(reborn, 1), 0.0)  # its report may come before the supervisor's
+    assert _members(state) == [reborn]
+    state.on_report(_seats(2, Seat(reborn, SeatState.ALIVE)), 0.0)
+    assert _members(state) == [reborn]
+
+
+def test_dismissed_engines_are_no_members() -> None:
+    state = _state(_engine(E0, 1), _engine(E1, 1))
+    seats = [Seat(E0, SeatState.ALIVE), Seat(E1, SeatState.LEAVING)]
+    state.on_report(_seats(1, *seats, dismissed=[E1]), 0.0)
+    assert _members(state) == [E0]
+    assert state.group_state().dismissed == [E1]
+
+
+def test_engines_without_a_seat_are_nobody_once_the_seats_are_known() -> None:
+    stranger = EngineId(9, 1)
+    state = _state(_engine(stranger, 1), _seats(1, Seat(E0, SeatState.ALIVE)))
+    state.on_report(_engine(stranger, 2), 0.0)
+    assert (state.load_snapshot().reports, _members(state)) == ([], [])
+    assert state.dropped["engine report from nobody"] == 1
+
+
+def test_an_old_supervisor_report_changes_nothing() -> None:
+    state = _state(_seats(5, Seat(E0, SeatState.ALIVE)), _seats(4, Seat(E0, SeatState.DEAD)))
+    assert state.group_state().seats == [Seat(E0, SeatState.ALIVE)]
+
+
+def test_clients_are_listed_by_index_from_their_first_report() -> None:
+    state = _state(_client(1, 1), _client(0, 1))
+    assert _clients(state) == [ClientId(0, 1), ClientId(1, 1)]
+
+
+def test_a_client_that_leaves_is_not_brought_back_by_a_late_report() -> None:
+    state = _state(_client(0, 5), _client(0, 7, leaving=True), _client(0, 6))
+    assert _clients(state) == []
+
+
+def test_a_restarted_client_replaces_its_predecessor() -> None:
+    state = _state(_client(0, 90), _client(0, 1, incarnation=2), _client(0, 91))
+    assert _clients(state) == [ClientId(0, 2)]
+
+
+def test_a_silent_client_is_taken_out_and_comes_back_when_it_speaks() -> None:
+    state = _state(_client(0, 1), now=100.0)
+    state.on_report(_client(0, 2), 105.0)
+    assert state.next_expiry() == 115.0
+    state.expire(115.0)
+    assert _clients(state) == [ClientId(0, 1)]
+    state.expire(115.1)
+    assert _clients(state) == []
+    state.on_report(_client(0, 3), 130.0)
+    assert _clients(state) == [ClientId(0, 1)]
+
+
+def test_a_client_whose_process_ended_is_taken_out_at_once() -> None:
+    state = _state(_client(0, 1, incarnation=2), _seats(1, gone_clients=[ClientId(0, 1)]))
+    assert _clients(state) == [ClientId(0, 2)]
+    state.on_report(_seats(2, gone_clients=[ClientId(0, 2)]), 0.0)
+    assert _clients(state) == []
+
+
+def test_versions_rise_only_when_something_new_would_be_said() -> None:
+    state = _state(_engine(E0, 1), _client(0, 1), _seats(1, Seat(E0, SeatState.ALIVE)))
+    versions = (state.group_version, state.load_version)
+    for report in (_engine(E0, 2), _client(0, 2), _seats(2, Seat(E0, SeatState.ALIVE))):
+        state.on_report(report, 1.0)
+    assert (state.group_version, state.load_version) == versions
+    state.on_report(_engine(E0, 3, applied={ClientId(0, 1): 1}), 1.0)
+    assert (state.group_version, state.load_version) == (versions[0], versions[1] + 1)
+
+
+def test_a_state_is_observed_once_every_member_has_shown_its_epoch() -> None:
+    state = _state(_engine(E0, 1), _engine(E1, 1))
+    epoch = state.group_state().committed.epoch
+    assert not state.is_observed()
+    state.on_report(_engine(E0, 2, max_epoch_seen=epoch), 0.0)
+    assert not state.is_observed()
+    state.on_report(_engine(E1, 2, max_epoch_seen=epoch), 0.0)
+    assert state.is_observed()
+
+
+def test_messages_are_numbered_across_both_kinds() -> None:
+    state = _state()
+    numbers = [(m.generation, m.seq) for m in (state.group_state(), state.load_snapshot(), state.group_state())]
+    assert numbers == [(3, 1), (3, 2), (3, 3)]
+
+
+def test_the_wave_fields_of_independent_ranks_are_at_rest() -> None:
+    group = _state(_engine(E0, 1)).group_state()
+    assert (group.proposal, group.direct, group.wave_started, group.pause) == (None, False, 0, 0)
+
+
+def test_strangers_cannot_fill_the_memory() -> None:
+    state = _state(*(_engine(EngineId(rank, 1), 1, EnginePhase.LOADING) for rank in range(MAX_SEATS + 10)))
+    state.on_report(_seats(1, *(Seat(EngineId(rank, 1), SeatState.ALIVE) for rank in range(MAX_SEATS + 1))), 0.0)
+    assert len(state.load_snapshot().reports) == MAX_SEATS
+    assert state.group_state().seats == []
+    for index in range(1100):
+        state.on_report(_client(index, 1), 0.0)
+    assert len(state.group_state().clients) == 1024
