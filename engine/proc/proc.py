@@ -164,7 +164,7 @@ class EngineCoreProc:
         """Flush outputs, send the last report, and leave no thread and no socket behind."""
         self._input.finish()
         self._output.finish(FLUSH_S)
-        self._context.term()
+        self._context.destroy()  # also what a thread that failed left open
         self._mailbox.close()
 
     def _describe(self, core: EngineCore) -> EngineReady:

@@ -100,6 +100,9 @@ class Client:
         self.ids = RequestIds(self.client_id)
         self.line_seq = 0
         self.frames: list[EngineCoreOutputs] = []
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, EngineCoreOutput] = {}
+        self._num_resumed: dict[int, int] = {}
         self._decode = output_decoder().decode
 
     def wait_ready(self) -> EngineReady:
@@ -125,6 +128,8 @@ class Client:
         sampling = SamplingParams(**({"max_tokens": 8, "seed": 7} | changes))
         number = self.next_line_seq() if line_seq is None else line_seq
         request_id = self.ids.draw()
+        self.tokens[request_id] = []
+        self._num_resumed[request_id] = len(output_token_ids)
         return AddRequest(
             self.client_id, number, request_id, 0, attempt, 1, list(prompt), list(output_token_ids), sampling
         )
@@ -154,22 +159,29 @@ class Client:
         self.frames.append(frame)
         assert (frame.engine_id, frame.client_id) == (ENGINE_ID, self.client_id)
         assert frame.out_seq == len(self.frames)
+        for output in frame.outputs:
+            self._take(output)
         return frame
 
-    def next_outputs(self, request: AddRequest) -> list[EngineCoreOutput]:
-        """Return what the next frame says of a request."""
-        return [o for o in self.next_frame().outputs if o.request_id == request.request_id]
+    def wait_token(self, request: AddRequest) -> None:
+        """Wait for the first new token of a request."""
+        while not self.tokens[request.request_id]:
+            self.next_frame()
 
     def finish(self, request: AddRequest) -> tuple[list[int], EngineCoreOutput]:
-        """Wait for the end of a request; return its new tokens, in order and without a hole, and its last output."""
-        tokens: list[int] = []
-        while True:
-            for output in self.next_outputs(request):
-                assert output.attempt == request.attempt
-                assert output.first_position == len(request.output_token_ids) + len(tokens)
-                tokens += output.new_token_ids
-                if output.finish_reason is not None:
-                    return tokens, output
+        """Wait for the end of a request; return its new tokens and its last output."""
+        while request.request_id not in self.ends:
+            self.next_frame()
+        return self.tokens[request.request_id], self.ends[request.request_id]
+
+    def _take(self, output: EngineCoreOutput) -> None:
+        """Collect an output, which must continue its request without a hole and come before its end."""
+        tokens = self.tokens[output.request_id]
+        assert output.request_id not in self.ends
+        assert output.first_position == self._num_resumed[output.request_id] + len(tokens)
+        tokens += output.new_token_ids
+        if output.finish_reason is not None:
+            self.ends[output.request_id] = output
 
 
 class Peers:
@@ -180,6 +192,7 @@ class Peers:
         self._folder = folder
         self.coordinator = Coordinator(context, folder)
         self.clients: list[Client] = []
+        self.process: subprocess.Popen[bytes]
 
     def spec(self, **sim: Any) -> EngineSpec:
         """Return the spec of a sim engine that reports here; steps take 1 ms unless told otherwise."""
@@ -198,6 +211,12 @@ class Peers:
         """Bind a client; ``publish`` makes the engine know it."""
         self.clients.append(Client(self._context, self._folder, len(self.clients)))
         return self.clients[-1]
+
+    def remove_client(self, client: Client) -> None:
+        """Close a client; ``publish`` makes the engine forget it."""
+        self.clients.remove(client)
+        client.requests.close()
+        client.outputs.close()
 
     def publish(self, **changes: Any) -> None:
         """Publish the group's state with every client."""
