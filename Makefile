@@ -5,7 +5,8 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip install --quiet -c constraints.txt
 STAMP := $(VENV)/.installed
-BENCHES = $(patsubst bench/%.py,bench.%,$(sort $(shell grep -l '__main__' bench/*.py)))
+# A benchmark is what takes the shared options; the other modules of bench/ serve them.
+BENCHES = $(patsubst bench/%.py,bench.%,$(sort $(shell grep -l 'import.*parse_arguments' bench/*.py)))
 
 # A rank on a CPU gets one thread: several ranks with more threads than cores slow each other to a crawl.
 export OMP_NUM_THREADS ?= 1
