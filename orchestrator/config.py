@@ -98,4 +98,6 @@ class ServeConfig(BaseModel):
             raise ValueError("--ray-address and --executor local exclude each other")
         if self.ray_address is not None and self.ray_address.startswith("ray://"):
             raise ValueError("--ray-address takes host:port of the cluster's head, not a ray:// client address")
+        if ":" in self.device and self.executor == "ray":
+            raise ValueError("--device cuda:N needs --executor local: on Ray each rank gets a GPU of its own, use cuda")
         return self

@@ -89,7 +89,7 @@ class Supervisor:
     async def _start_parts(self, progress: StartProgress) -> None:
         num_ranks, model = self._config.data_parallel_size, self._premises.model
         progress.say(f"reserving a place for each of {num_ranks} ranks")
-        site = await self._host.open(num_ranks, self._config.device)
+        site = await self._host.open(num_ranks, "cpu" if model is None else self._config.device)
         engine = engine_config(self._config, model, site.device)
         wiring = await self._start_coordinator(site.address)
         engines = await self._start_engines(engine, wiring, progress)

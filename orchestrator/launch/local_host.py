@@ -18,13 +18,14 @@ ENGINE_MODULE = "engine.main"
 class LocalHost:
     """An ``EngineHost`` on this machine. Its engines die with the supervisor."""
 
-    def __init__(self, on_line: LineSink) -> None:
+    def __init__(self, advertise_host: str | None, on_line: LineSink) -> None:
+        self._advertise_host = advertise_host
         self._on_line = on_line
         self._children: dict[EngineId, ChildProcess] = {}
 
     async def open(self, num_ranks: int, device: str) -> Site:
         """Reserve nothing: processes share this machine as they can."""
-        return Site(device=device, address=None)
+        return Site(device=device, address=self._advertise_host)
 
     async def start(self, spec: EngineSpec) -> EngineHandle:
         """Start one engine process."""

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -37,8 +37,8 @@ async def start_child(module: str, spec: Any, on_line: LineSink, pass_fds: Seque
         env=child_environment(),
         pass_fds=tuple(pass_fds),
     )
-    stdin = transport.get_pipe_transport(0)
-    assert isinstance(stdin, asyncio.WriteTransport)
+    # Casts, not checks: transports of uvloop, which Ray gives its workers, do not inherit from these classes.
+    stdin = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))
     stdin.write(msgspec.json.encode(spec))
     stdin.close()  # after what was written; a child that ends without reading is seen by its exit
     return child
@@ -98,8 +98,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        assert isinstance(transport, asyncio.SubprocessTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.SubprocessTransport, transport)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Take bytes of standard output or standard error."""
