@@ -66,10 +66,13 @@ class Dispatcher:
             self.refresh()
 
     def abort(self, request_id: int, sample_index: int | None = None) -> None:
-        """Ask for the end of a request: one sample, or all of them (None). What is unknown is a no-op."""
+        """Ask for the end of a request: one sample, or all of them (None).
+
+        What is unknown is a no-op, and so is asking twice: the line repeats the message until it is applied.
+        """
         for sequence in self.in_flight.samples(request_id):
             request = sequence.request
-            if sample_index not in (None, request.sample_index):
+            if sequence.aborting or sample_index not in (None, request.sample_index):
                 continue
             sequence.aborting = True
             message = AbortRequest(request.client_id, 0, request_id, request.sample_index, request.attempt)

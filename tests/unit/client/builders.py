@@ -1,0 +1,72 @@
+"""Small messages for tests of the pure parts."""
+
+from client.engine_line import EngineLine
+from engine.wire.ids import ClientId, EngineId
+from engine.wire.messages import (
+    AbortRequest,
+    AddRequest,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineReady,
+    FinishReason,
+    LineMessage,
+)
+from engine.wire.sampling import SamplingParams
+from engine.wire.sockets import SendOutcome
+
+CLIENT = ClientId(0, 1)
+
+
+def make_ready(rank: int = 0, incarnation: int = 1, build_id: str = "build", config_hash: str = "hash") -> EngineReady:
+    """Return a handshake."""
+    engine_id = EngineId(rank, incarnation)
+    return EngineReady(engine_id, build_id, config_hash, 1000, 256, 10_000, 8, "cpu", "none", "here", 1)
+
+
+def make_line(rank: int = 0, incarnation: int = 1) -> EngineLine:
+    """Return a fresh line, opened at time 0."""
+    return EngineLine(make_ready(rank, incarnation), 0.0)
+
+
+def make_add(request_id: int, sample_index: int = 0) -> AddRequest:
+    """Return a request of one sample."""
+    return AddRequest(CLIENT, 0, request_id, sample_index, 0, 1, [1], [], SamplingParams(max_tokens=4))
+
+
+def make_end(request: AddRequest, reason: FinishReason = FinishReason.LENGTH) -> EngineCoreOutput:
+    """Return the end of a request."""
+    return EngineCoreOutput(request.request_id, request.sample_index, request.attempt, 1, [9], reason)
+
+
+def make_batch(line: EngineLine, *outputs: EngineCoreOutput, report_seq: int = 1) -> EngineCoreOutputs:
+    """Return a batch of one engine."""
+    return EngineCoreOutputs(line.engine_id, CLIENT, 1, 0, report_seq, list(outputs))
+
+
+class RecordingSender:
+    """Accepts what it is told to accept and keeps what it accepted."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[EngineId, LineMessage]] = []
+        self.refusing: set[EngineId] = set()
+
+    def send(self, line: EngineLine, message: LineMessage) -> SendOutcome:
+        """Stage the message as the real sender does."""
+        line.stage(message)
+        if line.engine_id in self.refusing:
+            line.blocked = True
+            return SendOutcome.FULL
+        self.sent.append((line.engine_id, message))
+        return SendOutcome.ACCEPTED
+
+    def send_add(self, line: EngineLine, request: AddRequest) -> bool:
+        """Take a refused request back as the real sender does."""
+        accepted = self.send(line, request) is SendOutcome.ACCEPTED
+        if not accepted:
+            line.unstage()
+        return accepted
+
+    @property
+    def aborted(self) -> list[tuple[int, int, int]]:
+        """Return (request_id, sample_index, attempt) of every abort."""
+        return [(m.request_id, m.sample_index, m.attempt) for _, m in self.sent if isinstance(m, AbortRequest)]
