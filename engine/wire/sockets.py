@@ -177,7 +177,7 @@ class AsyncReceiver:
 
     def _on_ready(self) -> None:
         for _ in range(self._max_per_turn):
-            if self._closed or not self._socket.getsockopt(zmq.EVENTS) & _POLLIN:
+            if self._closed or not int(self._socket.getsockopt(zmq.EVENTS)) & _POLLIN:
                 return
             frames = self._socket.recv_multipart(zmq.NOBLOCK)
             try:

@@ -1,6 +1,7 @@
 """Entry point of an API process: ``python -m orchestrator.api``, its spec as JSON on standard input."""
 
 import asyncio
+import gc
 import sys
 from pathlib import Path
 
@@ -22,7 +23,9 @@ def main() -> int:
     tokenizer = load_tokenizer(None if spec.tokenizer_dir is None else Path(spec.tokenizer_dir))
 
     async def serve() -> int:
-        return await ApiServer(spec, tokenizer).run()
+        server = ApiServer(spec, tokenizer)
+        gc.freeze()  # what is built now lives as long as the process: collections need not walk it
+        return await server.run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve())

@@ -86,7 +86,7 @@ class OutputProcessor:
         for stream in touched:
             try:
                 stream.notify()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - logged there
                 orphans += self._on_broken_reader(stream, error, now)
         return orphans
 
@@ -169,7 +169,7 @@ class OutputProcessor:
         """Tell the reader of a stream that has ended."""
         try:
             stream.notify()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - logged there
             self._on_broken_reader(stream, error, now)
 
     def _on_broken_reader(self, stream: RequestStream, error: Exception, now: float) -> list[SequenceName]:
