@@ -65,16 +65,16 @@ class OutputProcessor:
                 self.num_unknown += 1
                 continue
             choice, stream = found
-            token_ids = output.new_token_ids
-            num_tokens += len(token_ids)
+            count = len(output.new_token_ids)
+            num_tokens += count
             touched[stream] = None
             try:
-                if output.finish_reason is None and choice.stop is None and choice.last_token_at:
-                    # nothing but text, as nearly always
-                    gaps[choice.last_token_at] += len(token_ids)
+                if count == 1 and output.finish_reason is None and choice.stop is None and choice.last_token_at:
+                    # the next token and nothing else, as nearly always
+                    gaps[choice.last_token_at] += 1
                     choice.last_token_at = now
-                    choice.num_output_tokens += len(token_ids)
-                    text = choice.detokenizer.feed(token_ids)
+                    choice.num_output_tokens += 1
+                    text = choice.detokenizer.feed(output.new_token_ids)
                     if text:
                         stream.add_text(choice, text)
                 else:
@@ -179,7 +179,7 @@ class OutputProcessor:
         return self.fail(stream, ShoalError(f"the reply could not be written: {error}"), now)
 
     def _observe_batch(self, rank: int, num_tokens: int, gaps: dict[float, int], now: float) -> None:
-        """Count a batch. gaps: time of the token before -> tokens that follow it; mostly that is one batch for all."""
+        """Count a batch. gaps: time of the last batch -> single tokens that follow it; mostly it is one for all."""
         if num_tokens:
             self._stats.on_tokens(rank, num_tokens)
         for before, count in gaps.items():

@@ -1,0 +1,191 @@
+import pytest
+
+from engine.wire.errors import EngineDeadError
+from engine.wire.ids import ClientId, EngineId
+from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from metrics.stats import ServingStats
+from orchestrator.llm.detokenizer import Detokenizer
+from orchestrator.llm.outputs import OutputProcessor
+from orchestrator.llm.stop import StopChecker
+from orchestrator.llm.stream import Choice, RequestStream
+from orchestrator.llm.tokenizer import byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+RANK = 3
+
+
+class House:
+    """One processor and its streams, fed by hand."""
+
+    def __init__(self) -> None:
+        self.stats = ServingStats()
+        self.processor = OutputProcessor(self.stats)
+        self.now = 10.0
+
+    def open(self, request_id: int = 1, num_choices: int = 1, stop: list[str] | None = None) -> RequestStream:
+        choices = [
+            Choice(
+                index=index,
+                request_id=request_id,
+                sample_index=index,
+                num_prompt_tokens=2,
+                detokenizer=Detokenizer(TOKENIZER),
+                stop=StopChecker(stop) if stop else None,
+            )
+            for index in range(num_choices)
+        ]
+        stream = RequestStream(choices, created_at=self.now)
+        self.processor.register(stream)
+        return stream
+
+    def feed(self, *outputs: EngineCoreOutput) -> list[tuple[int, int]]:
+        self.now += 0.5
+        return self.processor.process(
+            EngineCoreOutputs(EngineId(RANK, 1), ClientId(0, 1), 1, 0, 0, list(outputs)), self.now
+        )
+
+
+def say(
+    text: str, finish: FinishReason | None = None, *, request_id: int = 1, sample: int = 0, error: str | None = None
+) -> EngineCoreOutput:
+    return EngineCoreOutput(request_id, sample, 0, 0, list(text.encode()), finish, error=error)
+
+
+def read(stream: RequestStream) -> list[tuple[int, str, str | None]]:
+    return [(choice.index, choice.take_text(), choice.finish_reason) for choice in stream.take()]
+
+
+def test_tokens_become_text_and_the_end_its_reason() -> None:
+    house = House()
+    stream = house.open()
+    assert house.feed(say("a")) == []
+    assert house.feed(say("b", FinishReason.LENGTH)) == []
+    assert read(stream) == [(0, "ab", "length")]
+    assert house.processor.num_open == 0
+
+
+def test_a_stop_string_ends_the_choice_here_and_its_engine_is_told() -> None:
+    house = House()
+    stream = house.open(stop=["END"])
+    assert house.feed(say("x E")) == []
+    assert house.feed(say("ND y")) == [(1, 0)]
+    assert read(stream) == [(0, "x ", "stop")]
+
+
+def test_an_engine_that_ended_by_itself_is_not_told() -> None:
+    house = House()
+    house.open(stop=["END"])
+    assert house.feed(say("END", FinishReason.LENGTH)) == []
+
+
+def test_text_held_back_for_a_stop_string_comes_with_the_end() -> None:
+    house = House()
+    stream = house.open(stop=["END"])
+    house.feed(say("x EN"))
+    house.feed(say("", FinishReason.STOP))
+    assert read(stream) == [(0, "x EN", "stop")]
+
+
+def test_one_sample_that_stops_leaves_its_siblings_running() -> None:
+    house = House()
+    stream = house.open(num_choices=2, stop=["END"])
+    assert house.feed(say("END", sample=1), say("a", sample=0)) == [(1, 1)]
+    assert not stream.finished
+    house.feed(say("b", FinishReason.STOP, sample=0))
+    assert stream.finished
+
+
+def test_an_error_ends_the_whole_request_once_and_frees_the_siblings() -> None:
+    house = House()
+    stream = house.open(num_choices=3)
+    house.feed(say("a", FinishReason.STOP, sample=2))
+    assert house.feed(say("", FinishReason.ERROR, sample=0, error="no memory")) == [(1, 1)]
+    assert stream.finished
+    assert str(stream.error) == "no memory"
+    house.feed(say("late", FinishReason.STOP, sample=1))
+    assert str(stream.error) == "no memory"
+
+
+def test_a_reroute_is_no_end() -> None:
+    house = House()
+    stream = house.open()
+    house.feed(say("", FinishReason.REROUTE))
+    assert not stream.finished
+    assert house.processor.num_open == 1
+
+
+def test_outputs_for_a_choice_that_ended_are_counted_and_dropped() -> None:
+    house = House()
+    house.feed(say("a", request_id=99))
+    assert house.processor.num_unknown == 1
+
+
+def test_the_reader_is_told_once_per_batch() -> None:
+    house = House()
+    stream = house.open(num_choices=2)
+    calls: list[None] = []
+    stream.attach(lambda: calls.append(None))
+    house.feed(say("a", sample=0), say("b", sample=1), say("c", sample=0))
+    assert calls == [None]
+
+
+def test_a_reader_that_fails_costs_only_its_own_request() -> None:
+    house = House()
+    broken, fine = house.open(1), house.open(2)
+
+    def fail() -> None:
+        raise RuntimeError("no more")
+
+    broken.attach(fail)
+    assert house.feed(say("a", request_id=1), say("a", request_id=2)) == [(1, 0)]
+    assert broken.error is not None
+    assert read(fine) == [(0, "a", None)]
+
+
+def test_an_output_that_cannot_be_processed_costs_only_its_own_request() -> None:
+    house = House()
+    broken, fine = house.open(1), house.open(2)
+    bad = EngineCoreOutput(1, 0, 0, 0, [-1])
+    assert house.feed(bad, say("a", request_id=2)) == [(1, 0)]
+    assert broken.error is not None
+    assert read(fine) == [(0, "a", None)]
+
+
+def test_finishing_from_outside_gives_what_is_there_and_names_what_still_runs() -> None:
+    house = House()
+    stream = house.open(num_choices=2)
+    house.feed(say("a", sample=0), say("b", FinishReason.STOP, sample=1))
+    assert house.processor.finish(stream, "abort", house.now) == [(1, 0)]
+    assert read(stream) == [(0, "a", "abort"), (1, "b", "stop")]
+    assert house.processor.finish(stream, "abort", house.now) == []
+
+
+def test_the_death_of_the_line_ends_every_stream() -> None:
+    house = House()
+    streams = [house.open(1), house.open(2)]
+    house.processor.fail_all(EngineDeadError(), house.now)
+    assert all(stream.finished and stream.error for stream in streams)
+    assert house.processor.num_open == 0
+
+
+def test_a_stream_that_could_not_be_sent_is_forgotten_without_a_trace() -> None:
+    house = House()
+    stream = house.open(num_choices=2)
+    assert house.processor.forget(stream) == [(1, 0), (1, 1)]
+    assert house.processor.num_open == 0
+    assert sum(house.stats.finished.values()) == 0
+
+
+def test_times_and_counts_reach_the_statistics() -> None:
+    house = House()
+    house.open(1)
+    house.open(2)
+    house.feed(say("a", request_id=1), say("a", request_id=2))
+    house.feed(say("b", request_id=1), say("bcd", request_id=2))
+    house.feed(say("c", FinishReason.STOP, request_id=1))
+    rank = house.stats.ranks[RANK]
+    assert rank.num_generated == 7
+    assert rank.first_token.cumulative()[-1][1] == 2
+    assert rank.inter_token.cumulative()[-1][1] == 5
+    assert rank.inter_token.total == pytest.approx(0.5 + 0.5 + 0.5)
+    assert house.stats.finished["stop"] == 1

@@ -1,0 +1,48 @@
+import pytest
+
+from engine.wire.errors import InvalidRequestError
+from orchestrator.llm.params import GenerationParams
+
+LIMIT = 100
+
+
+@pytest.mark.parametrize(
+    ("params", "num_prompt_tokens", "expected"),
+    [
+        (GenerationParams(), 40, 60),
+        (GenerationParams(default_max_tokens=16), 40, 16),
+        (GenerationParams(default_max_tokens=16), 95, 5),
+        (GenerationParams(max_tokens=60), 40, 60),
+        (GenerationParams(), 99, 1),
+    ],
+)
+def test_the_output_gets_what_was_asked_or_the_room_there_is(
+    params: GenerationParams, num_prompt_tokens: int, expected: int
+) -> None:
+    assert params.for_prompt(num_prompt_tokens, LIMIT, 0, "prompt").max_tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("params", "num_prompt_tokens", "field", "limit"),
+    [
+        (GenerationParams(), 100, "messages", "100"),
+        (GenerationParams(max_tokens=61), 40, "max_tokens", "60"),
+        (GenerationParams(), 0, "messages", "one token"),
+        (GenerationParams(max_tokens=5, min_tokens=6), 40, "min_tokens", "5"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_field_and_limit(
+    params: GenerationParams, num_prompt_tokens: int, field: str, limit: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=limit) as caught:
+        params.for_prompt(num_prompt_tokens, LIMIT, 0, "messages")
+    assert caught.value.field == field
+
+
+def test_the_callers_seed_wins_over_the_drawn_one() -> None:
+    assert GenerationParams(seed=7).for_prompt(1, LIMIT, 8, "prompt").seed == 7
+    assert GenerationParams().for_prompt(1, LIMIT, 8, "prompt").seed == 8
+
+
+def test_a_negative_seed_travels_as_a_number_engines_can_read() -> None:
+    assert 0 <= GenerationParams(seed=-1).for_prompt(1, LIMIT, 0, "prompt").seed < 2**63
