@@ -46,7 +46,8 @@ def _run(spec: EngineSpec, proc: EngineCoreProc) -> int:
         proc.abandon("stopped while loading")
         raise
     except Exception as error:
-        log.exception("cannot load")
+        # A StartupError is meant for people and says it all; anything else needs its traceback.
+        log.critical("cannot load: %s", error, exc_info=not isinstance(error, StartupError))
         proc.abandon(f"cannot load: {error}")
         return 1
     # What was loaded lives as long as the process: the collector need not walk it again and again.

@@ -105,7 +105,7 @@ class Scheduler:
         chunks: list[ScheduledChunk] = []
         room = self._plan_decodes(chunks, self._config.max_num_batched_tokens)
         room = self._plan_prefills(chunks, room)
-        if self._num_preemptions == preemptions:
+        if self._num_preemptions == preemptions:  # else the victim would come straight back
             self._plan_admissions(chunks, room)
         self._planned = StepPlan(chunks)
         return self._planned
@@ -169,7 +169,9 @@ class Scheduler:
                 break
             self._waiting.remove(sequence)
             # Prefix caching would begin here with the blocks another sequence computed already, and num_computed there.
-            sequence.block_table = self._pool.allocate(needed) or []
+            blocks = self._pool.allocate(needed)
+            assert blocks is not None, "checked above"
+            sequence.block_table = blocks
             insort(self._running, sequence, key=order)
             room -= _append_prefill(chunks, sequence, room)
         return room

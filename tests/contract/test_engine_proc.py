@@ -136,10 +136,10 @@ def test_an_idle_engine_runs_no_step_and_still_reports(peers: Peers) -> None:
 def test_a_hanging_step_does_not_silence_the_reports_and_shows_newcomers(peers: Peers) -> None:
     client = peers.introduce()
     client.add(bytes([HANG]))
-    peers.coordinator.wait_report(lambda r: r.has_work)
+    peers.coordinator.wait_report(lambda r: r.load.num_waiting == 1)
     client.add()
-    report = peers.coordinator.wait_report(lambda r: r.load.num_queued == 1)
-    assert report.applied == {client.client_id: 2}
+    report = peers.coordinator.wait_report(lambda r: r.applied == {client.client_id: 2})
+    assert (report.load.num_queued, report.load.num_waiting) == (1, 1)
     assert {peers.coordinator.next_report().load.num_steps for _ in range(3)} == {0}
 
 
