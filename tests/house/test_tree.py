@@ -50,3 +50,14 @@ def test_no_file_names_a_package_registry() -> None:
 def test_no_file_names_a_path_of_one_machine() -> None:
     named = {str(path): found.group() for path, text in texts().items() if (found := MACHINE_PATH.search(text))}
     assert not named
+
+
+def test_every_relative_link_of_a_readme_leads_somewhere() -> None:
+    links = [
+        (path, target)
+        for path, text in texts().items()
+        if path.suffix == ".md"
+        for target in re.findall(r"\]\(([^)#:]+)\)", text)
+    ]
+    assert links
+    assert [f"{path}: {target}" for path, target in links if not (ROOT / path.parent / target).exists()] == []
