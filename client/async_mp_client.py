@@ -251,6 +251,11 @@ class AsyncMPClient(MPClient):
         self._answers.end(reason, line.engine_id)
         self._engines_changed.set()
 
+    def _on_stranger_died(self, engine_id: EngineId, reason: str) -> None:
+        """End the client's line here too: last words may overtake the handshake of its one engine."""
+        self._answers.end(reason, engine_id)
+        self._engines_changed.set()
+
     def _on_refused(self) -> None:
         self._engines_changed.set()
 

@@ -118,6 +118,10 @@ class DPAsyncMPClient(AsyncMPClient):
                 deaths.append((engine_id, "its seat was removed"))
         return [(engine_id, reason) for engine_id, reason in deaths if engine_id not in self._gone]
 
+    def _on_stranger_died(self, engine_id: EngineId, reason: str) -> None:
+        """Let ``wait_ready`` look again; in a group, the death of an engine never spoken to ends nothing."""
+        self._engines_changed.set()
+
     def _is_leaving(self, engine_id: EngineId) -> bool:
         seat = self._seats.get(engine_id.rank)
         leaving = seat is not None and seat.engine_id == engine_id and seat.state is SeatState.LEAVING

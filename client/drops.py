@@ -20,4 +20,4 @@ class Drops:
         self.counts[kind] += 1
         if (kind, peer) not in self._logged and len(self._logged) < MAX_REMEMBERED_PEERS:
             self._logged.add((kind, peer))
-            _log.warning("dropped %s from %s%s", kind, peer, f": {detail}" if detail else "")
+            _log.warning("dropped %s from %s%s", kind.replace("_", " "), peer, f": {detail}" if detail else "")

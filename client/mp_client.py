@@ -1,5 +1,6 @@
 """The client of engines in other processes: sockets, handshake, lives of engines, utility calls. No event loop yet."""
 
+import logging
 import time
 import weakref
 from abc import abstractmethod
@@ -17,6 +18,8 @@ from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import EngineId, RequestIds
 from engine.wire.messages import ClientInfo, ClientReport, EngineCoreOutputs, EngineReady
 from engine.wire.sockets import Frames, send_nowait
+
+_log = logging.getLogger(__name__)
 
 MAX_REMEMBERED_ENGINES = 1024
 
@@ -58,6 +61,10 @@ class MPClient(EngineCoreClient):
     @abstractmethod
     def _on_line_closed(self, line: EngineLine, reason: str) -> None:
         """React to the end of an engine: what was in flight on it gets no answer from it."""
+
+    @abstractmethod
+    def _on_stranger_died(self, engine_id: EngineId, reason: str) -> None:
+        """React to the death of an engine that never shook hands."""
 
     @abstractmethod
     def _on_refused(self) -> None:
@@ -125,8 +132,10 @@ class MPClient(EngineCoreClient):
         return "; ".join(f"its {what} is {theirs}, ours is {ours}" for what, theirs, ours in pairs if theirs != ours)
 
     def _refuse(self, engine_id: EngineId, difference: str) -> None:
+        if engine_id not in self._refused:
+            _log.error("engine %s is refused: %s", engine_id, difference)
+        self._counts["refused_handshakes"] += 1
         _remember(self._refused, engine_id, f"refused: {difference}")
-        self._drops.drop("refused_engines", str(engine_id), difference)
         self._on_refused()
 
     # --- the end of an engine ---
@@ -146,6 +155,7 @@ class MPClient(EngineCoreClient):
         line = self._lines.get(engine_id)
         if line is None:
             self._remember_gone(engine_id, reason)
+            self._on_stranger_died(engine_id, reason)
         else:
             self._close_line(line, reason)
 

@@ -1,0 +1,236 @@
+"""A coordinator and engines on the real wire that do exactly what the test tells them, and nothing by themselves."""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import zmq
+from msgspec.structs import replace
+
+from client.config import ClientConfig
+from client.dplb_async_mp_client import DPLBAsyncMPClient
+from engine.wire.codec import encode, line_decoder, report_decoder
+from engine.wire.ids import ClientId, EngineId
+from engine.wire.messages import (
+    GROUP_TOPIC,
+    LOAD_TOPIC,
+    AddRequest,
+    ClientInfo,
+    ClientReport,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EnginePhase,
+    EngineReady,
+    EngineReport,
+    FinishReason,
+    GroupState,
+    LineMessage,
+    Load,
+    LoadSnapshot,
+    Membership,
+    Seat,
+    UtilityOutput,
+)
+from engine.wire.sampling import SamplingParams
+from engine.wire.sockets import bind, connect, ipc_endpoint, make_socket
+
+DEADLINE_S = 20.0
+BUILD_ID = "0.1+abc"
+CONFIG_HASH = "0123456789abcdef"
+
+T = TypeVar("T")
+
+
+async def eventually(look: Callable[[], T | None]) -> T:
+    """Return what ``look`` returns as soon as that is true."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        seen = look()
+        if seen:
+            return seen
+        assert time.monotonic() < deadline, "it never happened"
+        await asyncio.sleep(0.002)
+
+
+def make_request(client: DPLBAsyncMPClient, sample_index: int = 0) -> AddRequest:
+    """Return a request of one sample, as the facade builds it."""
+    sampling = SamplingParams(max_tokens=8)
+    return AddRequest(client.client_id, 0, client.request_ids.draw(), sample_index, 0, 1, [1, 2], [], sampling)
+
+
+def make_output(request: AddRequest, reason: FinishReason | None = None, *tokens: int) -> EngineCoreOutput:
+    """Return an output of a request, its end when there is a reason."""
+    return EngineCoreOutput(request.request_id, request.sample_index, request.attempt, 0, list(tokens), reason)
+
+
+class PuppetEngine:
+    """One engine's two sockets to one client."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", engine_id: EngineId, info: ClientInfo) -> None:
+        self.engine_id = engine_id
+        self.client_id = info.client_id
+        self.line = make_socket(context, zmq.DEALER, identity=engine_id.to_identity())
+        connect(self.line, info.request_endpoint)
+        self.outputs = make_socket(context, zmq.PUSH)
+        connect(self.outputs, info.output_endpoint)
+        self.received: list[LineMessage] = []
+        self._decode = line_decoder().decode
+        self._out_seq = 0
+
+    def say_ready(self, **changes: Any) -> None:
+        """Shake hands."""
+        ready = EngineReady(self.engine_id, BUILD_ID, CONFIG_HASH, 1000, 256, 10_000, 8, "cpu", "none", "here", 1)
+        self.line.send(encode(replace(ready, **changes)))
+
+    async def next_message(self) -> Any:
+        """Return the next message of the line."""
+        return await eventually(self._receive)
+
+    def say(
+        self,
+        *outputs: EngineCoreOutput,
+        applied: int | None = None,
+        utility: UtilityOutput | None = None,
+        dead: str | None = None,
+        report_seq: int = 1,
+    ) -> None:
+        """Send one output frame; by default everything received is applied."""
+        self._out_seq += 1
+        if applied is None:
+            applied = max((message.line_seq for message in self.received), default=0)
+        frame = EngineCoreOutputs(
+            self.engine_id, self.client_id, self._out_seq, applied, report_seq, list(outputs), utility, dead
+        )
+        self.outputs.send(encode(frame))
+
+    def close(self) -> None:
+        """Close both sockets."""
+        self.line.close()
+        self.outputs.close()
+
+    def _receive(self) -> LineMessage | None:
+        try:
+            message = self._decode(self.line.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return None
+        self.received.append(message)
+        return message
+
+
+class Puppets:
+    """The group around one client: what the coordinator would publish, and engines on demand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.config = ClientConfig(
+            client_id=ClientId(0, 1),
+            report_endpoint=ipc_endpoint(folder, "reports"),
+            state_endpoint=ipc_endpoint(folder, "states"),
+            request_bind=ipc_endpoint(folder, "requests"),
+            output_bind=ipc_endpoint(folder, "outputs"),
+            build_id=BUILD_ID,
+            config_hash=CONFIG_HASH,
+        )
+        self.reports = make_socket(self.context, zmq.PULL)
+        bind(self.reports, self.config.report_endpoint)
+        self.states = make_socket(self.context, zmq.XPUB)
+        bind(self.states, self.config.state_endpoint)
+        self.info = ClientInfo(self.config.client_id, self.config.request_bind, self.config.output_bind)
+        self.engines: dict[EngineId, PuppetEngine] = {}
+        self._seq = 0
+
+    def open_engine(self, rank: int = 0, incarnation: int = 1) -> PuppetEngine:
+        """Connect an engine; it says nothing yet."""
+        engine = PuppetEngine(self.context, EngineId(rank, incarnation), self.info)
+        self.engines[engine.engine_id] = engine
+        return engine
+
+    async def join(self, client: DPLBAsyncMPClient, num_ranks: int = 1) -> list[PuppetEngine]:
+        """Connect engines and wait until the client knows them."""
+        engines = [self.open_engine(rank) for rank in range(num_ranks)]
+        for engine in engines:
+            engine.say_ready()
+        await client.wait_ready(DEADLINE_S, num_ranks)
+        return engines
+
+    async def next_report(self) -> ClientReport:
+        """Return the next report of the client."""
+        report = report_decoder().decode(await eventually(self._receive_report))
+        assert isinstance(report, ClientReport)
+        return report
+
+    async def subscribed(self) -> None:
+        """Wait until the client hears the state line."""
+        topics = {await eventually(self._receive_subscription) for _ in range(2)}
+        assert topics == {b"\x01" + GROUP_TOPIC, b"\x01" + LOAD_TOPIC}
+
+    def publish_group(self, *seats: Seat, generation: int = 1, seq: int | None = None, **changes: Any) -> None:
+        """Publish a GroupState with these seats."""
+        self._seq += 1
+        group = GroupState(
+            generation=generation,
+            seq=self._seq if seq is None else seq,
+            committed=Membership(1, list(self.engines)),
+            proposal=None,
+            direct=False,
+            dismissed=[],
+            wave_started=0,
+            pause=0,
+            clients=[self.info],
+            seats=list(seats),
+        )
+        self.states.send_multipart([GROUP_TOPIC, encode(replace(group, **changes))])
+
+    def publish_loads(self, *reports: EngineReport, generation: int = 1) -> None:
+        """Publish a LoadSnapshot."""
+        self._seq += 1
+        self.states.send_multipart([LOAD_TOPIC, encode(LoadSnapshot(generation, self._seq, list(reports)))])
+
+    def engine_report(self, engine_id: EngineId, seq: int, applied: int, **load: Any) -> EngineReport:
+        """Return a report of a serving engine."""
+        by_client = {self.config.client_id: applied}
+        return EngineReport(engine_id, seq, 1, 1, 1, 0, EnginePhase.RUNNING, 0, True, by_client, Load(**load))
+
+    def close(self) -> None:
+        """Close every socket."""
+        self.context.destroy(linger=0)
+
+    def _receive_report(self) -> bytes | None:
+        return self._receive(self.reports)
+
+    def _receive_subscription(self) -> bytes | None:
+        return self._receive(self.states)
+
+    def _receive(self, socket: "zmq.Socket[bytes]") -> bytes | None:
+        try:
+            return socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+
+@asynccontextmanager
+async def puppets() -> AsyncIterator[Puppets]:
+    """Yield a group without a client; its sockets are closed at the end."""
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        group = Puppets(Path(folder))
+        try:
+            yield group
+        finally:
+            group.close()
+
+
+@asynccontextmanager
+async def puppet_client(num_ranks: int = 1) -> AsyncIterator[tuple[DPLBAsyncMPClient, Puppets, list[PuppetEngine]]]:
+    """Yield a client, its group, and engines that have shaken hands."""
+    async with puppets() as group:
+        client = DPLBAsyncMPClient(group.config)
+        try:
+            engines = await group.join(client, num_ranks)
+            await group.subscribed()
+            yield client, group, engines
+        finally:
+            await client.aclose()

@@ -1,0 +1,167 @@
+"""Who is let in: handshakes, incarnations, refusals, and bytes of strangers."""
+
+import random
+import re
+
+import pytest
+import zmq
+
+from client.dplb_async_mp_client import DPLBAsyncMPClient
+from engine.wire.codec import encode
+from engine.wire.errors import StartupError
+from engine.wire.ids import ClientId, EngineId
+from engine.wire.messages import (
+    GROUP_TOPIC,
+    LOAD_TOPIC,
+    EngineCoreOutputs,
+    EnginePhase,
+    EngineReport,
+    FinishReason,
+    Load,
+    Seat,
+    SeatState,
+)
+from engine.wire.sockets import connect, make_socket
+from tests.contract.puppets import (
+    BUILD_ID,
+    CONFIG_HASH,
+    Puppets,
+    eventually,
+    make_output,
+    make_request,
+    puppet_client,
+    puppets,
+)
+
+
+async def test_a_client_says_who_it_is_and_where_it_listens_and_repeats_it() -> None:
+    async with puppet_client() as (_, group, _):
+        reports = [await group.next_report() for _ in range(3)]
+        assert [report.info for report in reports] == [group.info] * 3
+        assert [report.report_seq for report in reports] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("field", "value", "ours"), [("build_id", "9.9", BUILD_ID), ("config_hash", "f", CONFIG_HASH)])
+async def test_an_engine_of_another_build_or_configuration_is_refused_naming_both(
+    field: str, value: str, ours: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with puppets() as group:
+        client = DPLBAsyncMPClient(group.config)
+        engine = group.open_engine()
+        for _ in range(3):
+            engine.say_ready(**{field: value})
+        with pytest.raises(StartupError, match=re.escape(f" is {value}, ours is {ours}")) as caught:
+            await client.wait_ready(10)
+        assert "engine 0.1: refused" in str(caught.value)
+        await eventually(lambda: client.statistics().get("refused_handshakes") == 3)
+        assert sum("engine 0.1 is refused" in record.message for record in caplog.records) == 1
+        (view,) = client.engine_views()
+        assert (view.state, view.reason.startswith("refused")) == ("loading", True)
+        await client.aclose()
+
+
+async def test_waiting_for_engines_ends_by_its_deadline_and_says_who_is_missing_and_what_it_does() -> None:
+    async with puppet_client() as (client, group, _):
+        loading = EngineReport(
+            EngineId(1, 1), 1, 0, 0, 0, 0, EnginePhase.LOADING, 0, False, {}, Load(), detail="weights", progress=0.4
+        )
+        seats = [Seat(EngineId(rank, 1), SeatState.STARTING) for rank in (0, 1, 2)]
+        group.publish_loads(loading)
+        group.publish_group(*seats)
+        await eventually(lambda: len(client.engine_views()) == 3 and client.snapshot_age_s() is not None)
+        with pytest.raises(StartupError) as caught:
+            await client.wait_ready(0.05, num_engines=3)
+        message = str(caught.value)
+        assert "1 of 3 engines ready" in message
+        assert "engine 1.1: loading, weights (40%)" in message
+        assert "engine 2.1: starting, has not reported" in message
+
+
+async def test_waiting_without_a_coordinator_says_so() -> None:
+    async with puppets() as group:
+        client = DPLBAsyncMPClient(group.config)
+        with pytest.raises(StartupError, match="nothing was heard from the coordinator"):
+            await client.wait_ready(0.05)
+        await client.aclose()
+
+
+async def test_a_new_incarnation_takes_the_seat_and_ends_what_the_old_one_had() -> None:
+    async with puppet_client() as (client, group, (old,)):
+        request = make_request(client)
+        await client.add_request_async(request)
+        new = group.open_engine(rank=0, incarnation=2)
+        new.say_ready()
+        (end,) = (await client.get_output_async()).outputs
+        assert (end.request_id, end.finish_reason) == (request.request_id, FinishReason.ERROR)
+        assert "0.2 took its seat" in (end.error or "")
+        old.say(make_output(request, FinishReason.STOP))
+        await eventually(lambda: client.statistics().get("stale_outputs"))
+        assert await client.add_request_async(make_request(client)) == EngineId(0, 2)
+        assert [view.engine_id for view in client.engine_views()] == [EngineId(0, 2)]
+
+
+async def test_a_handshake_of_a_predecessor_is_stale() -> None:
+    async with puppets() as group:
+        client = DPLBAsyncMPClient(group.config)
+        group.open_engine(rank=0, incarnation=2).say_ready()
+        await client.wait_ready(10)
+        group.open_engine(rank=0, incarnation=1).say_ready()
+        await eventually(lambda: client.statistics().get("stale_handshakes"))
+        assert await client.add_request_async(make_request(client)) == EngineId(0, 2)
+        await client.aclose()
+
+
+async def test_a_second_handshake_of_the_same_engine_begins_a_new_line() -> None:
+    """The engine had dropped this client and what it ran for it; both count from 1 again."""
+    async with puppet_client() as (client, _, (engine,)):
+        lost = make_request(client)
+        await client.add_request_async(lost)
+        assert (await engine.next_message()).line_seq == 1
+        engine.say_ready()
+        (end,) = (await client.get_output_async()).outputs
+        assert (end.request_id, end.finish_reason) == (lost.request_id, FinishReason.ERROR)
+        await client.add_request_async(make_request(client))
+        assert (await engine.next_message()).line_seq == 1
+
+
+async def test_outputs_for_another_client_or_from_nobody_are_dropped() -> None:
+    async with puppet_client() as (client, group, (engine,)):
+        request = make_request(client)
+        await client.add_request_async(request)
+        engine.outputs.send(encode(EngineCoreOutputs(engine.engine_id, ClientId(0, 9), 1, 0, 0, [])))
+        group.open_engine(rank=7).say(make_output(request, FinishReason.STOP))
+        await eventually(lambda: {"misdirected_outputs", "stale_outputs"} <= client.statistics().keys())
+        assert client.statistics()["in_flight"] == 1
+
+
+async def test_any_bytes_on_any_socket_are_survived() -> None:
+    async with puppet_client() as (client, group, (engine,)):
+        rng = random.Random(11)
+        stranger = make_socket(group.context, zmq.DEALER, identity=rng.randbytes(9))
+        connect(stranger, group.config.request_bind)
+        await client.add_request_async(make_request(client))
+        await engine.next_message()
+        for number in range(500):
+            noise = rng.randbytes(rng.randint(0, 60))
+            stranger.send_multipart([noise] * rng.randint(1, 3))
+            engine.line.send(noise)
+            engine.outputs.send_multipart([noise] * rng.randint(1, 3))
+            group.states.send_multipart([rng.choice([GROUP_TOPIC, LOAD_TOPIC]), noise])
+            group.states.send_multipart([GROUP_TOPIC] + [noise] * (number % 3))
+        await eventually(lambda: client.statistics().get("malformed_states", 0) >= 600)
+        await _still_serves(client, group)
+        statistics = client.statistics()
+        assert statistics["malformed_handshakes"] >= 900
+        assert statistics["malformed_outputs"] >= 400
+
+
+async def _still_serves(client: DPLBAsyncMPClient, group: Puppets) -> None:
+    engine = group.open_engine(rank=3)
+    engine.say_ready()
+    await client.wait_ready(10, num_engines=2)
+    request = make_request(client)
+    await client.add_request_async(request, data_parallel_rank=3)
+    await engine.next_message()
+    engine.say(make_output(request, FinishReason.LENGTH, 1))
+    (output,) = (await client.get_output_async()).outputs
+    assert output.request_id == request.request_id
