@@ -20,16 +20,10 @@ class NumberedLine:
 
     def __init__(self) -> None:
         self.applied = 0
-        self.num_duplicates = 0
-        self.num_gaps = 0
 
     def accept(self, line_seq: int) -> Arrival:
         """Judge one message; only ``NEXT`` may be acted on, and it has raised ``applied``."""
         if line_seq == self.applied + 1:
             self.applied = line_seq
             return Arrival.NEXT
-        if line_seq <= self.applied:
-            self.num_duplicates += 1
-            return Arrival.DUPLICATE
-        self.num_gaps += 1
-        return Arrival.GAP
+        return Arrival.DUPLICATE if line_seq <= self.applied else Arrival.GAP
