@@ -45,8 +45,8 @@ def orphans_are_ours() -> None:
 def leak_check(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail the test that leaves a thread, a process or a socket behind.
 
-    Fixtures of a wider scope are set up before this one, so what they hold is not the test's. A test that uses a Ray
-    head in this process carries the marker ``ray``: what Ray itself starts and opens is then left out.
+    Fixtures of a wider scope are set up before this one, so what they hold is not the test's. A test that uses Ray
+    carries the marker ``ray``: what Ray itself starts, and keeps for a while after a kill, is then left out.
     """
     ignore_ray = request.node.get_closest_marker("ray") is not None
     before = held(ignore_ray=ignore_ray)

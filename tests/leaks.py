@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,11 +27,13 @@ def adopt_orphans() -> None:
 def held(*, ignore_ray: bool = False) -> set[str]:
     """Return one line for each thread, ZeroMQ context thread, live process below and socket of this process.
 
-    ignore_ray: leave out what a Ray head in this process starts and opens by itself, sockets included.
+    ignore_ray: leave out what Ray starts by itself and, where this process has imported it, what it opens in here.
     """
-    processes = {line for line in _processes() if not (ignore_ray and any(mark in line for mark in _RAY_MARKS))}
-    threads = {line for line in _threads() if not (ignore_ray and "ray" in line)}
-    return processes | threads | (set() if ignore_ray else set(_sockets()))
+    if not ignore_ray:
+        return {*_processes(), *_threads(), *_sockets()}
+    processes = {line for line in _processes() if not any(mark in line for mark in _RAY_MARKS)}
+    threads = {line for line in _threads() if not line.startswith("thread ray_")}
+    return processes | threads | (set() if "ray" in sys.modules else set(_sockets()))
 
 
 def wait_given_back(before: set[str], *, ignore_ray: bool = False) -> set[str]:
