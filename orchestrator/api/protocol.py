@@ -53,7 +53,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 def _ask_for_nothing(value: Any, info: ValidationInfo) -> Any:
     neutral = _NEUTRAL[str(info.field_name)]
-    if value not in neutral:
+    if not any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in neutral):
         wanted = next((repr(choice) for choice in neutral if choice is not None), "null")
         raise ValueError(f"is not supported by this server; leave it out or send {wanted}")
     return value

@@ -93,11 +93,10 @@ async def test_an_error_reaches_the_reader_behind_the_text() -> None:
     stream = make_stream()
     stream.add_text(stream.choices[0], "a")
     stream.fail(EngineError("broken"))
-    seen = []
+    deltas = aiter(stream.deltas())
+    assert await anext(deltas) == Delta(0, "a", None)
     with pytest.raises(EngineError, match="broken"):
-        async for delta in stream.deltas():
-            seen.append(delta)
-    assert seen == [Delta(0, "a", None)]
+        await anext(deltas)
 
 
 def test_samples_of_one_prompt_share_its_tokens_in_the_usage() -> None:

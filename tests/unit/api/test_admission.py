@@ -1,0 +1,35 @@
+import asyncio
+
+import pytest
+
+from engine.wire.errors import OverloadedError
+from orchestrator.api.admission import Admission
+
+
+def test_a_full_house_refuses_until_somebody_leaves() -> None:
+    door = Admission(1)
+    door.enter()
+    with pytest.raises(OverloadedError, match="limit"):
+        door.enter()
+    door.leave()
+    door.enter()
+
+
+def test_a_closing_house_refuses_and_says_when_to_come_back() -> None:
+    door = Admission(1)
+    door.drain()
+    with pytest.raises(OverloadedError) as caught:
+        door.enter()
+    assert caught.value.retry_after_s > 0
+
+
+async def test_empty_is_seen_by_whoever_waits() -> None:
+    door = Admission(2)
+    door.enter()
+    door.enter()
+    waiting = asyncio.create_task(door.wait_empty())
+    door.leave()
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    door.leave()
+    await waiting
