@@ -16,7 +16,16 @@ _PATIENCE_S = 5.0
 _POLL_S = 0.02
 
 # Daemons of a Ray head and its pre-started workers come and go while a head lives; an actor (`ray::Name`) is no such.
-_RAY_MARKS = ("raylet", "gcs_server", "ray::IDLE", "/ray/dashboard/", "/ray/_private/", "/ray/autoscaler/")
+_RAY_MARKS = (
+    "raylet",
+    "gcs_server",
+    "ray::IDLE",
+    "ray::DashboardAgent",
+    "ray::RuntimeEnvAgent",
+    "/ray/dashboard/",
+    "/ray/_private/",
+    "/ray/autoscaler/",
+)
 
 
 def adopt_orphans() -> None:
@@ -58,7 +67,7 @@ def _processes() -> Iterator[str]:
     for process in psutil.Process().children(recursive=True):
         try:
             if process.status() != psutil.STATUS_ZOMBIE:
-                yield f"process {process.pid} {process.name()} {' '.join(process.cmdline())}"
+                yield f"process {process.pid} {process.name()} {' '.join(process.cmdline()).strip()}"
         except psutil.NoSuchProcess:
             continue
 
