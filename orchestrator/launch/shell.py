@@ -7,6 +7,7 @@ import sys
 import msgspec
 
 from engine.config import EngineSpec
+from engine.wire.process import die_with_parent
 from orchestrator.guard import check_packages
 from orchestrator.launch.local_host import ENGINE_MODULE
 from orchestrator.launch.subprocess import start_child
@@ -25,6 +26,8 @@ class EngineShell:
 
     def run(self, spec_json: bytes) -> ShellResult:
         """Run one engine to its end and return how it ended."""
+        # Ray's own check, whether the parent is process 1, misses a dead node manager below any child subreaper.
+        die_with_parent()
         check_packages()
         spec = msgspec.json.decode(spec_json, type=EngineSpec)
         return asyncio.run(_run(msgspec.structs.replace(spec, node=socket.gethostname())))

@@ -146,10 +146,10 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
 
 def describe_exit(returncode: int, last_lines: Sequence[str]) -> str:
-    """Say in one sentence how a process ended and what it said last."""
+    """Say in one sentence how a process ended, and what it said last where that can be the reason."""
     end = f"killed by {_signal_name(-returncode)}" if returncode < 0 else f"exit status {returncode}"
     said = next((line.strip() for line in reversed(last_lines) if line.strip()), "")
-    return f"{end}: {said}" if said and returncode != 0 else end
+    return f"{end}: {said}" if said and returncode not in (0, -signal.SIGKILL) else end
 
 
 def _signal_name(number: int) -> str:

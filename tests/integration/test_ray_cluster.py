@@ -1,0 +1,103 @@
+"""``shoal serve --ray-address``: a cluster that somebody else runs is used, and left as it was."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.serving import chat, deployment, eventually, ranks_of
+
+pytestmark = pytest.mark.ray
+
+SIM = ("--engine", "sim", "--data-parallel-size", "2")
+
+
+class Head:
+    """A Ray head with two CPUs in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.token = folder / "ray-token"
+        command = [sys.executable, "-m", "tests.integration.ray_head", str(folder), "2"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.address = self._read()
+
+    def left(self) -> dict[str, int]:
+        """Return what drivers hold on it now."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return dict(json.loads(self._read()))
+
+    def close(self) -> None:
+        """Stop it."""
+        self._process.communicate(timeout=60)
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    folder = Path(tempfile.mkdtemp(prefix="st", dir="/tmp"))
+    started = Head(folder)
+    yield started
+    started.close()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def joining(head: Head, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Return the arguments of a deployment on that cluster."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(head.token))
+    return (*SIM, "--ray-address", head.address)
+
+
+def test_a_deployment_on_a_running_cluster_gives_everything_back(head: Head, joining: tuple[str, ...]) -> None:
+    before = head.left()
+    with deployment(*joining) as served:
+        url = served.wait_ready()
+        assert chat(url) == "length"
+        assert len(ranks_of(url)) == 2
+        held = head.left()
+        assert held["placement_groups"] == before["placement_groups"] + 2
+        assert held["actors"] == before["actors"] + 2
+        served.send_signal(signal.SIGTERM)
+        assert served.wait_exit() == 0, served.stderr
+        served.assert_nothing_left()
+    eventually(lambda: head.left() == before, 10)
+
+
+def test_too_few_cpus_in_the_cluster_are_named_at_once(joining: tuple[str, ...]) -> None:
+    with deployment(*joining, "--data-parallel-size", "5") as served:
+        assert served.wait_exit() == 1
+        assert served.stderr.splitlines()[-1] == (
+            "shoal: error: needs 5 CPUs (5 ranks x 1 threads), the Ray cluster has 2 (1 node)"
+        )
+        served.assert_nothing_left()
+
+
+def test_an_address_where_nothing_listens_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as chosen:
+        address = f"127.0.0.1:{chosen.getsockname()[1]}"
+    with deployment(*SIM, "--ray-address", address) as served:
+        assert served.wait_exit() == 1
+        assert f"the Ray cluster at {address} (--ray-address) is unreachable: " in served.stderr.splitlines()[-1]
+        served.assert_nothing_left()
+
+
+def test_an_address_where_something_else_listens_is_named_within_the_start_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with deployment(*SIM, "--ray-address", address, "--start-timeout", "12") as served:
+            assert served.wait_exit(40) == 1
+            assert "--start-timeout" in served.stderr.splitlines()[-1]
+            served.assert_nothing_left()
