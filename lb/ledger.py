@@ -4,7 +4,7 @@ from collections import deque
 
 from engine.wire.ids import EngineId
 from engine.wire.messages import Load
-from lb.load import RUNNING_WEIGHT, arrival_weight, reported_load
+from lb.load import arrival_weight, num_waiting, relief, reported_load
 
 MAX_UNCOVERED_FINISHES = 10_000
 
@@ -30,7 +30,7 @@ class EngineLedger:
     Own sequences behind ``applied`` are not in it yet; own sequences that ended later are still in it:
 
         load = reported + clients * weight * cost(own unfinished, line_seq > applied)
-                        - cost(own, line_seq <= applied, finished after report_seq)
+                        - relief(own, line_seq <= applied, finished after report_seq)
 
     The factor ``clients`` assumes that the other clients, which see the same report, send as much as this one.
     Without a report, or when reports of this engine stopped, own unfinished sequences (times clients, so that the
@@ -40,6 +40,8 @@ class EngineLedger:
     __slots__ = (
         "_applied",
         "_finished",
+        "_num_waiting",
+        "_relief",
         "_report_seq",
         "_reported",
         "_unapplied",
@@ -66,6 +68,8 @@ class EngineLedger:
         self._report_seq = -1
         self._applied = 0
         self._reported = 0
+        self._num_waiting = 0
+        self._relief = 0
         self._weight = 1
         # Unfinished entries with line_seq > applied, in the order of their line_seq.
         self._unapplied: dict[int, LedgerEntry] = {}
@@ -95,7 +99,7 @@ class EngineLedger:
         if report_seq > self._report_seq:
             self._finished.append(entry)
             if entry.line_seq <= self._applied:
-                self.finished_cost += entry.cost
+                self._set_finished_cost(self.finished_cost + entry.cost)
 
     def on_report(self, report_seq: int, applied: int, load: Load, now: float) -> None:
         """Take the engine's last report; an old or repeated one changes nothing."""
@@ -104,6 +108,7 @@ class EngineLedger:
         self._report_seq = report_seq
         self._applied = applied
         self._reported = reported_load(load)
+        self._num_waiting = num_waiting(load)
         self._weight = arrival_weight(load)
         self.fresh_at = now
         self.stale = False
@@ -113,8 +118,7 @@ class EngineLedger:
         """Return the load of this engine in load units, never negative."""
         if self.stale:
             return num_clients * self.unfinished_cost
-        unseen = num_clients * self._weight * self.unapplied_cost
-        return max(0, self._reported + unseen - RUNNING_WEIGHT * self.finished_cost)
+        return max(0, self._reported + num_clients * self._weight * self.unapplied_cost - self._relief)
 
     def _end(self, entry: LedgerEntry) -> None:
         assert entry.finished_seq is None, "a sequence ends once"
@@ -134,4 +138,8 @@ class EngineLedger:
             self.unapplied_cost -= self._unapplied.pop(line_seq).cost
         while self._finished and (self._finished[0].finished_seq or 0) <= self._report_seq:
             self._finished.popleft()
-        self.finished_cost = sum(entry.cost for entry in self._finished if entry.line_seq <= self._applied)
+        self._set_finished_cost(sum(entry.cost for entry in self._finished if entry.line_seq <= self._applied))
+
+    def _set_finished_cost(self, cost: int) -> None:
+        self.finished_cost = cost
+        self._relief = relief(cost, self._num_waiting)

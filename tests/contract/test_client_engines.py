@@ -1,37 +1,219 @@
-"""The client against real engine processes and a real coordinator."""
+"""The client against real engine processes and a real coordinator; the test plays the supervisor."""
+
+import asyncio
+import gc
+import signal
+from collections import Counter
+
+import pytest
+
+from client.dplb_async_mp_client import DPLBAsyncMPClient
+from engine.wire.errors import StartupError, UtilityError
+from engine.wire.ids import EngineId
+from engine.wire.messages import AddRequest, EngineCoreOutput, FinishReason, SeatState
+from tests.contract.deployment import Deployment, deployment, eventually, finish, make_request
+
+CRASH = 1
+FOREVER = 100_000
 
 
-from engine.wire.messages import FinishReason, SeatState
-from tests.contract.deployment import deployment, finish, make_request
+def _ends(outputs: list[EngineCoreOutput]) -> list[FinishReason]:
+    return [output.finish_reason for output in outputs if output.finish_reason is not None]
 
 
-async def test_a_request_streams_from_the_picked_engine_to_its_end() -> None:
-    async with deployment() as group, group.client() as client:
-        request = make_request(client, max_tokens=12)
-        engine_id = await client.add_request_async(request)
-        outputs = (await finish(client, request))[request.request_id]
-        assert engine_id in group.engines
-        assert sum(len(output.new_token_ids) for output in outputs) == 12
-        assert [output.finish_reason for output in outputs[:-1]] == [None] * (len(outputs) - 1)
-        assert outputs[-1].finish_reason is FinishReason.LENGTH
-        assert client.statistics()["in_flight"] == 0
+async def _start_streams(client: DPLBAsyncMPClient, count: int) -> dict[EngineId, list[AddRequest]]:
+    """Start endless requests; return them by engine."""
+    streams: dict[EngineId, list[AddRequest]] = {}
+    for _ in range(count):
+        request = make_request(client, max_tokens=FOREVER, ignore_eos=True)
+        streams.setdefault(await client.add_request_async(request), []).append(request)
+    return streams
 
 
-async def test_a_killed_engine_ends_every_sequence_it_had_exactly_once() -> None:
+async def test_requests_stream_from_every_rank_to_their_ends() -> None:
     async with deployment(2) as group, group.client(2) as client:
-        requests = [make_request(client, max_tokens=1000) for _ in range(10)]
-        engines = {request.request_id: await client.add_request_async(request) for request in requests}
-        (victim,) = {engine_id for engine_id in engines.values() if engine_id.rank == 0}
-        lost = [request for request in requests if engines[request.request_id] == victim]
-        kept = [request for request in requests if engines[request.request_id] != victim]
+        requests = [make_request(client, max_tokens=12) for _ in range(20)]
+        picks = Counter([await client.add_request_async(request) for request in requests])
+        outputs = await finish(client, *requests)
+        assert set(picks.values()) == {10}
+        for request in requests:
+            got = outputs[request.request_id]
+            assert [output.first_position for output in got] == _positions(got)
+            assert sum(len(output.new_token_ids) for output in got) == 12
+            assert _ends(got) == [FinishReason.LENGTH]
+        statistics = client.statistics()
+        assert (statistics["in_flight"], statistics.get("output_gaps", 0)) == (0, 0)
+        await eventually(lambda: [view.load_score for view in client.engine_views()] == [0, 0])
+        assert all(view.report is not None and view.ready is not None for view in client.engine_views())
+
+
+def _positions(outputs: list[EngineCoreOutput]) -> list[int]:
+    positions = [0]
+    for output in outputs[:-1]:
+        positions.append(positions[-1] + len(output.new_token_ids))
+    return positions
+
+
+async def test_an_abort_frees_every_sample_and_each_ends_once() -> None:
+    async with deployment() as group, group.client() as client:
+        first = make_request(client, max_tokens=FOREVER)
+        second = make_request(client, max_tokens=FOREVER, seed=8)
+        second.request_id, second.sample_index = first.request_id, 1
+        for request in (first, second):
+            await client.add_request_async(request)
+        await client.get_output_async()
+        await client.abort_requests_async([first.request_id])
+        ends: Counter[int] = Counter()
+        while len(ends) < 2:
+            for output in (await client.get_output_async()).outputs:
+                if output.finish_reason is not None:
+                    assert output.finish_reason is FinishReason.ABORT
+                    ends[output.sample_index] += 1
+        assert ends == {0: 1, 1: 1}
+        await eventually(lambda: client.statistics()["unapplied_messages"] == 0)
+
+
+async def test_a_killed_engine_ends_every_sequence_it_had_exactly_once_after_its_death_is_confirmed() -> None:
+    async with deployment(2) as group, group.client(2) as client:
+        streams = await _start_streams(client, 10)
+        victim, survivor = EngineId(0, 1), EngineId(1, 1)
+        group.kill_engine(victim)
+        await client.get_output_async()
+        assert client.statistics()["in_flight"] == 10  # nobody has confirmed anything yet
+        group.set_seat(victim, SeatState.DEAD, "killed by signal 9")
+        outputs = await finish(client, *streams[victim])
+        for request in streams[victim]:
+            assert _ends(outputs[request.request_id]) == [FinishReason.ERROR]
+            assert "killed by signal 9" in (outputs[request.request_id][-1].error or "")
+        await client.abort_requests_async([request.request_id for request in streams[survivor]])
+        outputs = await finish(client, *streams[survivor])
+        assert all(_ends(outputs[request.request_id]) == [FinishReason.ABORT] for request in streams[survivor])
+        assert not any(outputs.get(request.request_id) for request in streams[victim])
+
+
+async def test_a_refilled_seat_serves_again_under_a_new_name() -> None:
+    async with deployment(1) as group, group.client(1) as client:
+        victim = EngineId(0, 1)
         group.kill_engine(victim)
         group.set_seat(victim, SeatState.DEAD, "killed by signal 9")
-        outputs = await finish(client, *lost)
-        for request in lost:
-            end = outputs[request.request_id][-1]
-            assert end.finish_reason is FinishReason.ERROR
-            assert "killed by signal 9" in (end.error or "")
-        await client.abort_requests_async([request.request_id for request in kept])
-        outputs = await finish(client, *kept)
-        assert all(outputs[r.request_id][-1].finish_reason is FinishReason.ABORT for r in kept)
-        assert all(r.request_id not in outputs for r in lost)
+        await eventually(lambda: client.statistics()["candidates"] == 0)
+        reborn = group.start_engine(0, incarnation=2)
+        await client.wait_ready(30)
+        request = make_request(client)
+        assert await client.add_request_async(request) == reborn
+        assert _ends((await finish(client, request))[request.request_id]) == [FinishReason.LENGTH]
+
+
+async def test_the_last_words_of_a_crash_name_its_reason_before_anybody_confirms_it() -> None:
+    async with deployment(1, crash_on_token=CRASH) as group, group.client(1) as client:
+        streams = await _start_streams(client, 3)
+        poison = make_request(client, bytes([CRASH]))
+        engine_id = await client.add_request_async(poison)
+        requests = [*streams[engine_id], poison]
+        outputs = await finish(client, *requests)
+        for request in requests:
+            assert _ends(outputs[request.request_id]) == [FinishReason.ERROR]
+            assert "SimulatedCrashError" in (outputs[request.request_id][-1].error or "")
+        assert group.engines[engine_id].wait(10) == 1
+
+
+async def test_a_leaving_engine_reroutes_and_its_streams_end_elsewhere() -> None:
+    async with deployment(2) as group, group.client(2) as client:
+        group.set_seat(EngineId(0, 1), SeatState.LEAVING)
+        requests = [make_request(client) for _ in range(20)]
+        for request in requests:
+            await client.add_request_async(request)
+        outputs = await finish(client, *requests)
+        assert all(_ends(outputs[request.request_id]) == [FinishReason.LENGTH] for request in requests)
+
+
+async def test_a_restarted_coordinator_disturbs_no_stream_and_picks_go_on_meanwhile() -> None:
+    async with deployment(2) as group, group.client(2) as client:
+        streams = await _start_streams(client, 4)
+        group.coordinator.send_signal(signal.SIGKILL)
+        group.coordinator.wait()
+        requests = [make_request(client) for _ in range(10)]
+        picks = Counter([await client.add_request_async(request) for request in requests])
+        assert set(picks.values()) == {5}
+        outputs = await finish(client, *requests)
+        assert all(_ends(outputs[request.request_id]) == [FinishReason.LENGTH] for request in requests)
+        assert {engine.poll() for engine in group.engines.values()} == {None}
+        group.start_coordinator(generation=2)
+        group.report()
+        await eventually(lambda: client._snapshot_order[0] == 2 and client._group_order[0] == 2)
+        endless = [request for requests in streams.values() for request in requests]
+        assert client.statistics()["in_flight"] == len(endless)
+        await client.abort_requests_async([request.request_id for request in endless])
+        outputs = await finish(client, *endless)
+        assert all(_ends(outputs[request.request_id]) == [FinishReason.ABORT] for request in endless)
+
+
+async def test_a_dropped_client_costs_its_engines_nothing_and_another_client_nothing_either() -> None:
+    async with deployment(1) as group, group.client(1) as watcher:
+        dropped = DPLBAsyncMPClient(group.client_config())
+        await dropped.wait_ready(30)
+        await _start_streams(dropped, 5)
+        await eventually(lambda: _running(watcher) == 5)
+        del dropped
+        gc.collect()
+        await eventually(lambda: not any(task.get_name().startswith("client 1.") for task in asyncio.all_tasks()))
+        group.report(gone_clients=[group.client_config(index=1).client_id])
+        await eventually(lambda: _running(watcher) == 0)
+
+
+def _running(client: DPLBAsyncMPClient) -> int | None:
+    (view,) = client.engine_views()
+    return None if view.report is None else view.report.load.num_running
+
+
+async def test_a_client_that_leaves_is_freed_at_once() -> None:
+    async with deployment(1) as group, group.client(1) as watcher:
+        async with group.client(1) as leaver:
+            await _start_streams(leaver, 5)
+            await eventually(lambda: _running(watcher) == 5)
+        await eventually(lambda: _running(watcher) == 0)
+
+
+async def test_an_engine_of_another_configuration_is_refused_by_name() -> None:
+    async with deployment(0) as group:
+        group.start_engine(0, config_hash="something else")
+        client = DPLBAsyncMPClient(group.client_config())
+        with pytest.raises(StartupError, match=r"engine 0\.1: refused: its configuration is something else, ours is"):
+            await client.wait_ready(30)
+        await client.aclose()
+
+
+async def test_a_utility_call_reaches_every_engine_and_an_unknown_one_names_every_rank() -> None:
+    async with deployment(2) as group, group.client(2) as client:
+        assert set(await client.call_utility_async("line_statistics")) == {0, 1}
+        with pytest.raises(UtilityError) as caught:
+            await client.call_utility_async("no_such_method")
+        assert set(caught.value.failures) == {0, 1}
+
+
+async def test_a_thousand_requests_leave_nothing_behind() -> None:
+    async with deployment(2, step_s=0.001) as group, group.client(2) as client:
+        consumer = asyncio.create_task(_consume(client, 1000))
+        for _ in range(1000):
+            await client.add_request_async(make_request(client, max_tokens=2))
+            await asyncio.sleep(0)
+        assert await consumer == 1000
+        await eventually(lambda: client.statistics()["unapplied_messages"] == 0)
+        statistics = client.statistics()
+        assert (statistics["in_flight"], statistics["queued_outputs"], statistics.get("output_gaps", 0)) == (0, 0, 0)
+        assert statistics.get("unexpected_ends", 0) == 0
+        _assert_ledgers_empty(group, client)
+
+
+async def _consume(client: DPLBAsyncMPClient, count: int) -> int:
+    ended = 0
+    while ended < count:
+        ended += len(_ends((await client.get_output_async()).outputs))
+    return ended
+
+
+def _assert_ledgers_empty(group: Deployment, client: DPLBAsyncMPClient) -> None:
+    views = client.engine_views()
+    assert {view.engine_id for view in views} == set(group.engines)
+    assert all(view.num_in_flight == 0 for view in views)
+    assert sum(view.num_picks for view in views) == 1000

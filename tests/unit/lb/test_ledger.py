@@ -56,6 +56,17 @@ def test_own_requests_that_ended_since_the_report_are_taken_off() -> None:
     assert ledger.load(1) == 1
 
 
+def test_an_end_takes_off_a_waiting_weight_while_somebody_waits_for_its_place() -> None:
+    ledger = _ledger()
+    entries = [ledger.add(line_seq, 1) for line_seq in range(1, 6)]
+    ledger.on_report(1, 5, Load(num_waiting=2, num_running=3), now=0.0)
+    loads = [ledger.load(1)]
+    for entry in entries:
+        ledger.finish(entry, report_seq=2)
+        loads.append(ledger.load(1))
+    assert loads == [11, 7, 3, 2, 1, 0]
+
+
 def test_a_request_that_ended_before_any_report_showed_it_counts_nowhere() -> None:
     ledger = _ledger()
     entry = ledger.add(1, 1)
