@@ -66,10 +66,13 @@ class LocalDeployment:
 
         Raises:
             TimeoutError: with what the server last said.
+            ChildProcessError: the API process ended.
         """
         deadline = time.monotonic() + _START_TIMEOUT_S
         said: Any = None
         while time.monotonic() < deadline:
+            if self.api.poll() is not None:
+                raise ChildProcessError(f"the API process ended with exit status {self.api.returncode}")
             with contextlib.suppress(OSError):
                 said = self.get_json("/ready")
                 if said["ready_ranks"] >= num_ranks:
