@@ -67,7 +67,8 @@ class CoordinatorKeeper:
             self._keeping.cancel()
             with suppress(asyncio.CancelledError):
                 await self._keeping
-        obeyed = self._child is None or await self._child.stop(_STOP_S, hurry)
+        child, self._child = self._child, None
+        obeyed = child is None or await child.stop(_STOP_S, hurry)
         return [] if obeyed else ["the coordinator did not stop and was killed"]
 
     async def _start_one(self) -> tuple[ChildProcess, BoundEndpoints]:

@@ -1,0 +1,85 @@
+"""The supervisor's line, against plain sockets in the coordinator's place."""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import zmq
+
+from engine.wire.codec import encode, report_decoder
+from engine.wire.ids import EngineId
+from engine.wire.messages import LOAD_TOPIC, EngineReport, LoadSnapshot, SupervisorReport
+from engine.wire.sockets import bind, ipc_endpoint, make_socket
+from orchestrator.group_line import GroupLine
+from orchestrator.seats import SeatTable
+from tests.contract.deployment import eventually
+from tests.unit.orchestrator.reports import report
+
+DEADLINE_MS = 10_000
+
+
+@dataclass
+class Coordinator:
+    """Both sockets of a coordinator, and what the line has handed on."""
+
+    reports: "zmq.Socket[bytes]"
+    state: "zmq.Socket[bytes]"
+    endpoints: tuple[str, str]
+    received: list[EngineReport] = field(default_factory=list)
+
+    def line(self) -> GroupLine:
+        return GroupLine(*self.endpoints, SeatTable([EngineId(0, 1)]).to_report, self.received.append)
+
+    def next_report(self) -> SupervisorReport:
+        assert self.reports.poll(DEADLINE_MS)
+        message = report_decoder().decode(self.reports.recv())
+        assert isinstance(message, SupervisorReport)
+        return message
+
+    def next_subscription(self) -> bytes:
+        assert self.state.poll(DEADLINE_MS)
+        return self.state.recv()
+
+
+@pytest.fixture
+def coordinator() -> Iterator[Coordinator]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with tempfile.TemporaryDirectory(prefix="st", dir="/tmp") as folder:
+        reports, state = make_socket(context, zmq.PULL), make_socket(context, zmq.XPUB)
+        endpoints = bind(reports, ipc_endpoint(Path(folder), "r")), bind(state, ipc_endpoint(Path(folder), "s"))
+        yield Coordinator(reports, state, endpoints)
+        context.destroy(linger=0)
+
+
+async def test_each_published_report_has_a_higher_number(coordinator: Coordinator) -> None:
+    line = coordinator.line()
+    line.publish()
+    line.publish()
+    assert [coordinator.next_report().report_seq for _ in range(2)] == [1, 2]
+    line.close()
+    line.close()
+
+
+async def test_the_report_is_repeated_without_being_asked(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.group_line.REPEAT_S", 0.0)
+    line = coordinator.line()
+    line.publish()
+    await eventually(lambda: coordinator.reports.poll(0) and coordinator.next_report().report_seq >= 3)
+    line.close()
+
+
+async def test_engine_reports_of_a_snapshot_are_handed_on_and_other_bytes_dropped(coordinator: Coordinator) -> None:
+    line = coordinator.line()
+    assert coordinator.next_subscription() == b"\x01" + LOAD_TOPIC
+    sent = report(EngineId(0, 1), 4)
+    for frames in ([LOAD_TOPIC, b"\xc1"], [LOAD_TOPIC], [LOAD_TOPIC, encode(LoadSnapshot(1, 1, [sent]))]):
+        coordinator.state.send_multipart(frames)
+    await eventually(lambda: coordinator.received)
+    assert coordinator.received == [sent]
+    line.stop_listening()
+    assert coordinator.next_subscription() == b"\x00" + LOAD_TOPIC
+    line.close()

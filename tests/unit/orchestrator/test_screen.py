@@ -1,0 +1,102 @@
+"""What a person sees: progress, banner, status table."""
+
+import io
+import json
+import logging
+
+import httpx
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from engine.wire.errors import ShoalError
+from engine.wire.ids import EngineId
+from engine.wire.messages import EnginePhase
+from orchestrator import status
+from orchestrator.banner import print_banner
+from orchestrator.launch.host import EngineExit
+from orchestrator.progress import BarProgress, LineProgress, start_progress
+from orchestrator.seats import SeatTable
+from tests.unit.orchestrator.reports import report
+
+E0 = EngineId(0, 1)
+
+RANK = {
+    "rank": 1,
+    "engine_id": "1.1",
+    "state": "dead",
+    "reason": "killed by SIGKILL",
+    "node": "node[7]",
+    "device": "cpu",
+    "pid": 4711,
+    "waiting": 3,
+    "running": 2,
+    "kv_usage": 0.125,
+    "picks": 9,
+}
+
+
+def test_lines_name_each_new_activity_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    table, progress = SeatTable([E0]), LineProgress()
+    for seq, percent in enumerate((0.1, 0.2), start=1):
+        table.on_report(report(E0, seq, EnginePhase.LOADING, detail="weights", progress=percent))
+        progress.show(next(iter(table)))
+    table.on_report(report(E0, 3, node="n", device="cpu", pid=7))
+    progress.show(next(iter(table)))
+    assert caplog.messages == ["rank 0: loading: weights", "rank 0: ready on cpu of n (pid 7)"]
+
+
+def test_bars_follow_the_reports() -> None:
+    table = SeatTable([E0])
+    with Progress(console=Console(file=io.StringIO())) as bars:
+        progress = BarProgress(bars, 1)
+        table.on_report(report(E0, 1, EnginePhase.LOADING, detail="weights", progress=0.25))
+        progress.show(next(iter(table)))
+        assert bars.tasks[0].completed == 0.25
+        table.on_report(report(E0, 2))
+        progress.show(next(iter(table)))
+        assert bars.tasks[0].completed == 1.0
+
+
+def test_without_a_terminal_there_are_lines() -> None:
+    with start_progress(2) as progress:
+        assert isinstance(progress, LineProgress)
+
+
+def test_a_dead_rank_shows_its_reason() -> None:
+    table = SeatTable([E0])
+    assert table.on_exit(E0, EngineExit(1, "exit status 1: no weights")).activity == "dead: exit status 1: no weights"
+
+
+def test_the_banner_holds_an_example_that_is_valid_json_on_a_line_of_its_own() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    print_banner("http://127.0.0.1:8000", "m", 1, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "m on 1 rank\n" in text
+    (body,) = [line for line in text.splitlines() if line.startswith("  -d ")]
+    assert json.loads(body.removeprefix("  -d '").removesuffix("'"))["model"] == "m"
+
+
+def test_the_table_shows_every_column_and_brackets_as_they_are() -> None:
+    console = Console(file=io.StringIO(), width=140)
+    console.print(status.make_table("http://x", [RANK]))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for shown in ("1.1", "dead: killed by SIGKILL", "node[7]", "cpu", "4711", "12.5%", "9"):
+        assert shown in text
+
+
+def test_the_exit_status_says_whether_any_rank_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"dead": 1, "ready": 0}
+    for state, expected in answers.items():
+        body = {"ranks": [RANK | {"state": state}]}
+        monkeypatch.setattr(
+            httpx, "get", lambda url, body=body, **_: httpx.Response(200, json=body, request=httpx.Request("GET", url))
+        )
+        console = Console(file=io.StringIO())
+        assert status.print_status("http://x/", None, as_json=False, console=console) == expected
+
+
+def test_something_else_at_the_url_is_an_error_of_one_line() -> None:
+    with pytest.raises(ShoalError, match="does not answer like a deployment of Shoal: "):
+        status.print_status("http://127.0.0.1:1", None, as_json=True)

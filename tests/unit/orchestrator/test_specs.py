@@ -1,0 +1,64 @@
+"""What each kind of process is told."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ByteSize
+
+from engine.config import EngineKind
+from engine.model.names import ResolvedModel
+from engine.wire.errors import AddressError
+from engine.wire.ids import EngineId
+from orchestrator.config import ServeConfig
+from orchestrator.coordinator_keeper import BoundEndpoints
+from orchestrator.endpoints import choose_endpoints
+from orchestrator.engine_config import engine_config
+from orchestrator.listen import Listener
+from orchestrator.specs import Wiring, api_spec, engine_spec, served_model_name
+
+MODEL = ResolvedModel(path="/models/m", gguf_file="m.gguf", display_name="m", is_local=True)
+WIRING = Wiring(choose_endpoints(Path("/tmp/r"), None), BoundEndpoints("ipc:///tmp/r/report", "ipc:///tmp/r/state"))
+
+
+def test_the_knobs_of_a_model_reach_the_engine() -> None:
+    config = ServeConfig(model="m", dtype="float32", max_model_len=99, num_threads=3, kv_cache_memory=ByteSize(1 << 20))
+    engine = engine_config(config, MODEL, "cpu")
+    assert engine.kind is EngineKind.TORCH
+    assert engine.model is not None
+    assert (engine.model.model, engine.model.gguf_file, engine.model.device) == ("/models/m", "m.gguf", "cpu")
+    assert (engine.model.dtype, engine.model.max_model_len, engine.model.num_threads) == ("float32", 99, 3)
+    assert engine.scheduler.kv_cache_memory_bytes == 1 << 20
+
+
+def test_the_knobs_of_the_sim_engine_reach_it_in_seconds() -> None:
+    config = ServeConfig(engine="sim", sim_step_ms=5, sim_prefill_us_per_token=7, sim_load_s=2, max_model_len=100)
+    sim = engine_config(config, None, "cpu").sim
+    assert (sim.step_s, sim.prefill_s_per_token, sim.load_s) == pytest.approx((0.005, 7e-6, 2))
+    assert sim.max_model_len == 100
+
+
+def test_engine_and_client_are_told_the_same_hash_and_endpoints() -> None:
+    config = ServeConfig(model="m")
+    engine = engine_config(config, MODEL, "cpu")
+    listener = Listener("127.0.0.1", 0)
+    told = engine_spec(EngineId(1, 1), engine, WIRING, "info")
+    api = api_spec(config, engine, WIRING, listener, MODEL, "/cache/m")
+    assert (told.build_id, told.config_hash) == (api.client.build_id, api.client.config_hash)
+    assert told.state_endpoint == api.client.state_endpoint == "ipc:///tmp/r/state"
+    assert (api.listen_fd, api.port, api.tokenizer_dir) == (listener.fd, listener.port, "/cache/m")
+    listener.close()
+
+
+def test_the_model_is_called_as_asked_else_by_its_own_name() -> None:
+    assert served_model_name(ServeConfig(model="m", served_model_name="mine"), MODEL) == "mine"
+    assert served_model_name(ServeConfig(model="./x/m.gguf"), MODEL) == "m"
+    assert served_model_name(ServeConfig(engine="sim"), None) == "sim"
+    assert served_model_name(ServeConfig(engine="sim", model="gpt"), None) == "gpt"
+
+
+def test_lines_are_unix_sockets_on_one_host_and_tcp_between_hosts() -> None:
+    assert choose_endpoints(Path("/tmp/r"), None).output == "ipc:///tmp/r/output"
+    assert choose_endpoints(Path("/tmp/r"), "10.0.0.1").output == "tcp://10.0.0.1:0"
+    assert choose_endpoints(Path("/tmp/r"), "fe80::1").report == "tcp://[fe80::1]:0"
+    with pytest.raises(AddressError):
+        choose_endpoints(Path("/tmp/" + "r" * 100), None)
