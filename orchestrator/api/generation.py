@@ -5,9 +5,9 @@ pass through them. Streaming and whole answers take the same way: the text is pu
 request's own task only waits for the end, or for the caller to go away.
 """
 
+import os
 import string
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -107,7 +107,7 @@ class GenerationApp:
         else:
             stream = await self._llm.generate(request.prompt, params)
         head = ReplyHead(
-            reply_id=f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
+            reply_id=f"{'chatcmpl' if chat else 'cmpl'}-{_random_name()}",
             request_id=request_id,
             created=int(time.time()),
             model=self._model,
@@ -156,7 +156,11 @@ def _request_id(headers: dict[bytes, bytes]) -> str:
     given = headers.get(_REQUEST_ID_HEADER, b"").decode("latin-1")
     if 0 < len(given) <= _MAX_REQUEST_ID_LENGTH and _REQUEST_ID_CHARACTERS.issuperset(given):
         return given
-    return f"req-{uuid.uuid4().hex}"
+    return f"req-{_random_name()}"
+
+
+def _random_name() -> str:
+    return os.urandom(16).hex()
 
 
 def _explicit_rank(headers: dict[bytes, bytes], from_body: int | None) -> int | None:

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 _DATE_INTERVAL_S = 1.0
 _LAST_MESSAGE_S = 2.0
 _KEEP_ALIVE_S = 60
+_CLOSE_S = 1  # for connections whose caller never finished its request
 
 
 class ApiServer:
@@ -170,6 +171,7 @@ def _http_config(app: GenerationApp, log_level: str) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_CLOSE_S,
     )
 
 

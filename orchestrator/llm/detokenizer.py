@@ -23,7 +23,7 @@ class Detokenizer:
         """Start behind a prompt: some decoders treat the first token of a text differently (a leading space)."""
         self._backend = tokenizer.backend
         # tokens whose text is out, and tokens behind them whose text the stream still holds back
-        self._done = self._context(list(prompt_token_ids[-_NUM_CONTEXT_TOKENS:]))
+        self._done = [] if tokenizer.decodes_in_isolation else self._context(prompt_token_ids)
         self._held: list[int] = []
         self._stream = decoders.DecodeStream(ids=self._done, skip_special_tokens=True)
 
@@ -62,8 +62,9 @@ class Detokenizer:
         self._done = held
         return text
 
-    def _context(self, tail: list[int]) -> list[int]:
+    def _context(self, prompt_token_ids: Sequence[int]) -> list[int]:
         """Return a prompt's tail if it ends with a whole character; else its text would be taken for output."""
+        tail = list(prompt_token_ids[-_NUM_CONTEXT_TOKENS:])
         return [] if self._decode(tail).endswith(_REPLACEMENT) else tail
 
     def _decode(self, token_ids: list[int]) -> str:

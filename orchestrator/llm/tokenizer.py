@@ -20,7 +20,10 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_toke
 
 
 class TextTokenizer:
-    """A tokenizer with its chat template. Encoding is thread-safe and leaves the GIL to others."""
+    """A tokenizer with its chat template. Encoding is thread-safe and leaves the GIL to others.
+
+    decodes_in_isolation: the text of a token does not depend on the tokens before it (but for bytes of one character).
+    """
 
     def __init__(self, backend: Any, chat_template: ChatTemplate | None) -> None:
         """Wrap.
@@ -32,6 +35,7 @@ class TextTokenizer:
         backend.no_truncation()
         self.backend = backend
         self.chat_template = chat_template
+        self.decodes_in_isolation = isinstance(backend.decoder, decoders.ByteLevel)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return the token ids. A text rendered by a chat template holds its special tokens already."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -153,6 +154,16 @@ def test_without_engines_it_is_alive_not_ready_and_obeys() -> None:
         assert refused.headers["retry-after"]
         deployment.api.send_signal(signal.SIGTERM)
         assert deployment.api.wait(DEADLINE_S) == 0
+
+
+def test_a_caller_that_never_finishes_its_request_does_not_hold_the_exit(api: LocalDeployment) -> None:
+    host, port = api.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(f"POST {CHAT_PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n".encode())
+        with httpx.Client(timeout=DEADLINE_S, trust_env=False) as client:
+            assert client.get(f"{api.url}/v1/cluster").json()["pending_requests"] == 1
+        api.api.send_signal(signal.SIGTERM)
+        assert api.api.wait(DEADLINE_S) == 0
 
 
 def test_it_gives_up_when_no_engine_comes() -> None:

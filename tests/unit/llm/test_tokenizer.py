@@ -5,7 +5,7 @@ import pytest
 
 from engine.wire.errors import StartupError
 from orchestrator.llm.tokenizer import byte_tokenizer, load_tokenizer
-from tests.unit.llm.tokenizers_for_tests import byte_level_bpe
+from tests.unit.llm.tokenizers_for_tests import byte_level_bpe, sentencepiece_like
 
 
 @pytest.fixture
@@ -52,6 +52,12 @@ def test_a_base_model_has_no_template(folder: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"tokenizer\.json"):
         load_tokenizer(tmp_path)
+
+
+def test_only_byte_level_tokens_are_text_without_their_neighbours(folder: Path) -> None:
+    assert load_tokenizer(folder).decodes_in_isolation
+    assert byte_tokenizer().decodes_in_isolation
+    assert not sentencepiece_like().decodes_in_isolation
 
 
 def test_padding_and_truncation_of_the_file_are_switched_off(tmp_path: Path) -> None:
