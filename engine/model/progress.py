@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
+from tqdm import tqdm
+
 OnProgress = Callable[[str, float], None]
 """Called with what is being done (for people) and how far loading is, 0..1."""
 
@@ -19,8 +21,13 @@ def progress_bars_to(on_progress: OnProgress, start: float, end: float) -> Itera
 
     The library draws on ``sys.stderr`` and offers no hook for its GGUF conversion, the slowest part.
     """
-    with contextlib.redirect_stderr(_BarReader(sys.stderr, on_progress, start, end)):
-        yield
+    interval = tqdm.monitor_interval
+    tqdm.monitor_interval = 0  # else the first bar starts a thread that watches bars for as long as the process lives
+    try:
+        with contextlib.redirect_stderr(_BarReader(sys.stderr, on_progress, start, end)):
+            yield
+    finally:
+        tqdm.monitor_interval = interval
 
 
 class _BarReader(io.TextIOBase):
@@ -32,13 +39,15 @@ class _BarReader(io.TextIOBase):
         self._start = start
         self._span = end - start
         self._percent = -1
+        self._after_bar = False
 
     def write(self, text: str) -> int:
         bar = _BAR.match(text.lstrip("\r"))
         if bar is not None:
             self._report(bar["what"].rstrip("."), int(bar["percent"]))
-        elif text.strip():
+        elif text.strip() or not self._after_bar:  # what is blank behind a bar only ends or wipes the bar
             self._stderr.write(text)
+        self._after_bar = bar is not None or (self._after_bar and not text.strip())
         return len(text)
 
     def _report(self, what: str, percent: int) -> None:

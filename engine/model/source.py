@@ -1,9 +1,12 @@
 """How a model is named to the loading library, and what the library's failures say to a user."""
 
+import textwrap
 from typing import Any
 
 from engine.model.names import KNOWN_MODELS, ResolvedModel
 from engine.wire.errors import StartupError
+
+_MAX_REASON = 300
 
 
 def source_arguments(resolved: ResolvedModel) -> dict[str, Any]:
@@ -15,8 +18,8 @@ def source_arguments(resolved: ResolvedModel) -> dict[str, Any]:
 
 
 def load_failure(resolved: ResolvedModel, error: Exception) -> StartupError:
-    """Return the error to raise when a model cannot be read: its name and the first line of the reason."""
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Return the error to raise when a model cannot be read: its name and the reason on one line of bearable length."""
+    reason = textwrap.shorten(str(error), _MAX_REASON, placeholder=" ...") or type(error).__name__
     if resolved.is_local:
         return StartupError(f"model {resolved.display_name} in {resolved.path} cannot be loaded: {reason}")
     known = ", ".join(sorted(KNOWN_MODELS))

@@ -21,9 +21,7 @@ class Driver:
         self._block_size = limits.block_size
         self._next_id = 0
 
-    def add(
-        self, prompt: Sequence[int], sampling: SamplingParams = GREEDY, *, sample_index: int = 0
-    ) -> SequenceState:
+    def add(self, prompt: Sequence[int], sampling: SamplingParams = GREEDY, *, sample_index: int = 0) -> SequenceState:
         self._next_id += 1
         return SequenceState(
             client_id=ClientId(0, 1),

@@ -1,0 +1,91 @@
+"""Small random decoders of many families, saved the way a checkpoint is, so that the real loading path runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCAB_SIZE = 199
+MAX_POSITIONS = 128
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "initializer_range": 0.25,  # the usual 0.02 gives nearly equal logits, and ties decide
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: LlamaConfig(**_SIZES),
+    "mistral_sliding": lambda: MistralConfig(**_SIZES, head_dim=16, sliding_window=9),
+    "qwen2": lambda: Qwen2Config(**_SIZES),
+    "qwen3": lambda: Qwen3Config(**_SIZES, head_dim=32),
+    "gemma2_softcap": lambda: Gemma2Config(
+        **_SIZES,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=9,
+        attn_logit_softcapping=4.0,
+        tie_word_embeddings=False,
+    ),
+    "gpt2": lambda: GPT2Config(
+        vocab_size=VOCAB_SIZE, n_embd=64, n_layer=3, n_head=4, n_positions=MAX_POSITIONS, initializer_range=0.25
+    ),
+    "mixtral": lambda: MixtralConfig(**_SIZES, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
+    "gpt_oss_sinks": lambda: GptOssConfig(
+        **_SIZES,
+        head_dim=16,
+        sliding_window=9,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+}
+
+
+def save_family(family: str, folder: Path) -> None:
+    save_model(FAMILIES[family](), folder)
+
+
+def save_model(config: Any, folder: Path) -> None:
+    torch.manual_seed(7)
+    model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    model.save_pretrained(folder)
+
+
+def generate(folder: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    """Return what transformers itself answers: eager attention, its own cache, one prompt at a time."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    outputs = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=num_tokens,
+            min_new_tokens=num_tokens,
+            do_sample=False,
+        )
+        outputs.append(output[0, len(prompt) :].tolist())
+    return outputs
