@@ -12,6 +12,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from engine.wire.errors import StartupError
 from orchestrator.llm.chat_template import ChatTemplate
 
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""What decoders put in place of bytes that are no whole character."""
+
 _BYTE_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant: "
 )
@@ -22,7 +25,8 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_toke
 class TextTokenizer:
     """A tokenizer with its chat template. Encoding is thread-safe and leaves the GIL to others.
 
-    decodes_in_isolation: the text of a token does not depend on the tokens before it (but for bytes of one character).
+    whole_texts: token -> its text, for tokens made of whole characters, of a tokenizer whose tokens mean the same
+        wherever they stand (byte-level ones); None for other tokenizers.
     """
 
     def __init__(self, backend: Any, chat_template: ChatTemplate | None) -> None:
@@ -35,12 +39,25 @@ class TextTokenizer:
         backend.no_truncation()
         self.backend = backend
         self.chat_template = chat_template
-        self.decodes_in_isolation = isinstance(backend.decoder, decoders.ByteLevel)
+        self.whole_texts = _WholeTexts(backend) if isinstance(backend.decoder, decoders.ByteLevel) else None
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return the token ids. A text rendered by a chat template holds its special tokens already."""
         ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
+
+
+class _WholeTexts(dict[int, str | None]):
+    """Texts of single tokens, learned as they occur; None for a token that is only a part of a character."""
+
+    def __init__(self, backend: Any) -> None:
+        super().__init__()
+        self._backend = backend
+
+    def __missing__(self, token_id: int) -> str | None:
+        text: str = self._backend.decode([token_id], skip_special_tokens=True)
+        self[token_id] = whole = None if REPLACEMENT in text else text
+        return whole
 
 
 def load_tokenizer(folder: Path | None) -> TextTokenizer:

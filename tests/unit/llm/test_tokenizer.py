@@ -55,9 +55,14 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_only_byte_level_tokens_are_text_without_their_neighbours(folder: Path) -> None:
-    assert load_tokenizer(folder).decodes_in_isolation
-    assert byte_tokenizer().decodes_in_isolation
-    assert not sentencepiece_like().decodes_in_isolation
+    assert load_tokenizer(folder).whole_texts is not None
+    assert sentencepiece_like().whole_texts is None
+
+
+def test_a_part_of_a_character_has_no_text_of_its_own() -> None:
+    texts = byte_tokenizer().whole_texts
+    assert texts is not None
+    assert [texts[byte] for byte in "a🐟".encode()] == ["a", None, None, None, None]
 
 
 def test_padding_and_truncation_of_the_file_are_switched_off(tmp_path: Path) -> None:
