@@ -13,6 +13,9 @@ from engine.wire.sockets import AsyncReceiver, Frames, bind, connect, make_socke
 
 _REPORT_HIGH_WATER_MARK = 16  # whole reports: older ones than these say nothing to a coordinator that comes back
 _LEAVE_LINGER_MS = 100
+_MESSAGES_PER_TURN = 4
+"""What one turn receives lives until the consumer has had it: with 64 batches of 128 outputs that is more than the
+CPU's cache holds, and a token costs 0.7 instead of 0.5 us."""
 
 
 class ClientResources:
@@ -54,7 +57,7 @@ class ClientResources:
         """Start to watch a socket on the running loop; ``on_message`` must not hold the client."""
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
-        receiver = AsyncReceiver(socket, on_message)
+        receiver = AsyncReceiver(socket, on_message, max_per_turn=_MESSAGES_PER_TURN)
         self._receivers.append(receiver)
         return receiver
 

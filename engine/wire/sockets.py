@@ -23,6 +23,8 @@ MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 MAX_IPC_PATH = 100
 
 _POLLIN = int(zmq.POLLIN)  # a plain int: masking with the enum costs as much as the call
+_LAST = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)  # plain ints too: ``send_multipart`` takes twice the time for its enums
 
 
 class SendOutcome(Enum):
@@ -123,7 +125,9 @@ def _allow_ipv6(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
 def send_nowait(socket: "zmq.Socket[bytes]", frames: Sequence[bytes]) -> SendOutcome:
     """Send all frames as one message without waiting."""
     try:
-        socket.send_multipart(frames, zmq.NOBLOCK)
+        for frame in frames[:-1]:
+            socket.send(frame, _MORE)
+        socket.send(frames[-1], _LAST)
     except zmq.Again:
         return SendOutcome.FULL
     except zmq.ZMQError as error:

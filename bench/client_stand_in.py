@@ -1,0 +1,181 @@
+"""Two engines and a coordinator in one process, reduced to what a client sees of them, as fast as they can.
+
+``python -m bench.client_stand_in`` with a ``StandInSpec`` as JSON on standard input; it runs until it is killed.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+
+import msgspec
+import zmq
+from msgspec import Struct
+
+from engine.wire.codec import encode, line_decoder
+from engine.wire.ids import ClientId, EngineId
+from engine.wire.messages import (
+    LOAD_TOPIC,
+    AddRequest,
+    ClientInfo,
+    EngineCoreOutput,
+    EnginePhase,
+    EngineReady,
+    EngineReport,
+    FinishReason,
+    Load,
+    LoadSnapshot,
+)
+from engine.wire.process import die_with_parent, read_spec
+from engine.wire.sockets import bind, connect, make_socket, send_nowait
+
+BUILD_ID = "bench"
+CONFIG_HASH = "bench"
+NUM_ENGINES = 2
+NUM_OUTPUTS = 128
+MAX_AHEAD = 64
+"""Frames an engine may have on the line: enough to keep the receiver busy, few enough to stay in the caches."""
+
+SNAPSHOT_S = 0.05
+
+
+class StandInSpec(Struct, frozen=True, kw_only=True):
+    """Whom to serve, and where the coordinator's sockets bind."""
+
+    clients: list[ClientInfo]
+    report_endpoint: str
+    state_endpoint: str
+
+
+class _Frame(Struct, array_like=True):
+    """``EngineCoreOutputs`` on the wire, with outputs that are encoded already."""
+
+    engine_id: EngineId
+    client_id: ClientId
+    out_seq: int
+    applied: int
+    report_seq: int
+    outputs: msgspec.Raw
+
+
+class _Engine:
+    """One engine's line to one client. Each frame holds one token of each of its sequences, at most 128."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", rank: int, info: ClientInfo) -> None:
+        self._engine_id = EngineId(rank, 1)
+        self._client_id = info.client_id
+        self._line = make_socket(context, zmq.DEALER, identity=self._engine_id.to_identity())
+        connect(self._line, info.request_endpoint)
+        self._outputs = make_socket(context, zmq.PUSH, high_water_mark=MAX_AHEAD)
+        connect(self._outputs, info.output_endpoint)
+        self._decode = line_decoder().decode
+        self._left: dict[int, int] = {}  # request id -> tokens to come
+        self._tokens = msgspec.Raw(b"")
+        self._num_alike = 0  # frames that can be sent before a sequence ends
+        self._out_seq = 0
+        self._report_seq = 0
+        self.applied = 0
+        self._pending: bytes | None = None
+        ready = EngineReady(self._engine_id, BUILD_ID, CONFIG_HASH, 8192, 256, 100_000, 256, "none", "none", "", 0)
+        self._line.send(encode(ready))
+
+    def turn(self) -> bool:
+        """Take what came and send one frame; False when there was nothing to do."""
+        received = self._receive()
+        return self._send() or received
+
+    def report(self) -> EngineReport:
+        """Return the state a real engine would report."""
+        self._report_seq += 1
+        load = Load(num_running=len(self._left))
+        applied = {self._client_id: self.applied}
+        return EngineReport(self._engine_id, self._report_seq, 1, 1, 1, 0, EnginePhase.RUNNING, 0, True, applied, load)
+
+    def _receive(self) -> bool:
+        received = False
+        while len(self._left) < NUM_OUTPUTS:
+            try:
+                message = self._decode(self._line.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                break
+            received = True
+            self.applied = message.line_seq
+            if isinstance(message, AddRequest):
+                self._take_back()
+                self._left[message.request_id] = message.sampling.max_tokens
+        return received
+
+    def _take_back(self) -> None:
+        """Forget what was prepared and not sent: the next frames look different."""
+        if self._num_alike:
+            self._left = {request_id: left + self._num_alike for request_id, left in self._left.items()}
+            self._num_alike = 0
+
+    def _send(self) -> bool:
+        if self._pending is None:
+            self._pending = self._next_frame()
+        if self._pending is None:
+            return False
+        if send_nowait(self._outputs, [self._pending]).name == "ACCEPTED":
+            self._pending = None
+            return True
+        return False
+
+    def _next_frame(self) -> bytes | None:
+        if not self._left:
+            return None
+        self._out_seq += 1
+        if self._num_alike == 0:
+            self._prepare()
+        self._num_alike -= 1
+        outputs = self._tokens if self._num_alike > 0 else self._last_tokens()
+        return encode(
+            _Frame(self._engine_id, self._client_id, self._out_seq, self.applied, self._report_seq + 1, outputs)
+        )
+
+    def _prepare(self) -> None:
+        """Encode one token of each sequence, to be sent until the first of them ends."""
+        self._num_alike = min(self._left.values())
+        self._tokens = msgspec.Raw(encode([EngineCoreOutput(i, 0, 0, 7, [101]) for i in self._left]))
+        self._left = {request_id: left - self._num_alike for request_id, left in self._left.items()}
+
+    def _last_tokens(self) -> msgspec.Raw:
+        outputs = [
+            EngineCoreOutput(i, 0, 0, 7, [101], FinishReason.LENGTH if left == 0 else None)
+            for i, left in self._left.items()
+        ]
+        self._left = {request_id: left for request_id, left in self._left.items() if left > 0}
+        return msgspec.Raw(encode(outputs))
+
+
+def main() -> int:
+    """Serve until killed."""
+    die_with_parent()
+    spec = read_spec(StandInSpec)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    reports = make_socket(context, zmq.PULL)
+    bind(reports, spec.report_endpoint)
+    states = make_socket(context, zmq.XPUB)
+    bind(states, spec.state_endpoint)
+    engines = [_Engine(context, rank, info) for info in spec.clients for rank in range(NUM_ENGINES)]
+    for snapshot in _serve(engines):
+        states.send_multipart([LOAD_TOPIC, encode(snapshot)])
+        while reports.poll(0):
+            reports.recv_multipart()
+    return 0
+
+
+def _serve(engines: list[_Engine]) -> Iterator[LoadSnapshot]:
+    """Let the engines work; yield a snapshot whenever one is due. The first client's engines are those reported."""
+    due, seq = 0.0, 0
+    while True:
+        busy = [engine.turn() for engine in engines]
+        if not any(busy):
+            time.sleep(0.000_05)
+        now = time.monotonic()
+        if now >= due:
+            due, seq = now + SNAPSHOT_S, seq + 1
+            yield LoadSnapshot(1, seq, [engine.report() for engine in engines[:NUM_ENGINES]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
