@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+from engine.wire.errors import StartupError
 from engine.wire.process import configure_logging
 from orchestrator.config import ServeConfig
 from orchestrator.launch.host import EngineHost
@@ -15,6 +16,7 @@ from orchestrator.stop_signals import StopSignals
 from orchestrator.supervisor import Supervisor, pass_on
 
 _FORCED = 1
+_SIGNAL_DELIVERY_S = 0.1
 
 
 def serve(config: ServeConfig) -> int:
@@ -34,16 +36,25 @@ async def _serve(config: ServeConfig) -> int:
     try:
         premises = Premises(config)
         supervisor = Supervisor(config, premises, _make_host(config, premises.run_dir))
-        try:
-            if await run_unless(supervisor.start(), signals.first, supervisor.failure):
-                await run_unless(supervisor.serve(), signals.first, supervisor.failure)
-        finally:
-            await supervisor.stop(signals.second)
+        await _live(supervisor, signals)
+    except StartupError:
+        # Ray's own handler may have broken the start off before the loop could deliver the same signal to us.
+        await asyncio.wait([signals.first], timeout=_SIGNAL_DELIVERY_S)
+        if not signals.first.done():
+            raise
     finally:
         signals.uninstall()
     if supervisor.failure.done():
         raise supervisor.failure.result()
     return _FORCED if signals.second.done() else 0
+
+
+async def _live(supervisor: Supervisor, signals: StopSignals) -> None:
+    try:
+        if await run_unless(supervisor.start(), signals.first, supervisor.failure):
+            await run_unless(supervisor.serve(), signals.first, supervisor.failure)
+    finally:
+        await supervisor.stop(signals.second)
 
 
 def _make_host(config: ServeConfig, run_dir: RunDir) -> EngineHost:

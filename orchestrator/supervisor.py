@@ -79,9 +79,12 @@ class Supervisor:
     async def stop(self, hurry: Hurry) -> None:
         """End every part, top down, and log what did not end by itself."""
         self._is_stopping = True
-        remarks = []
+        remarks: list[str] = []
         while self._stops:
-            remarks += await self._stops.pop()(hurry)
+            try:
+                remarks += await self._stops.pop()(hurry)
+            except Exception as error:  # noqa: BLE001 - a part that cannot stop must not keep the rest alive
+                remarks.append(f"a part did not stop: {error!r}")
         for remark in remarks:
             _LOG.warning("%s", remark)
         _LOG.info("stopped%s", "" if remarks else ": every process ended by itself, nothing is left behind")

@@ -54,6 +54,7 @@ class Deployment:
             [SHOAL, "serve", "--port", "0", "--run-dir", str(parent), *arguments],
             stdout=self._stdout,
             stderr=self._stderr,
+            env={**os.environ, "TMPDIR": str(parent)},
             start_new_session=True,
         )
 
@@ -108,9 +109,9 @@ class Deployment:
         self._stderr.close()
 
     def assert_nothing_left(self) -> None:
-        """Check that no process of its session lives and that its run folder is gone."""
+        """Check that no process of its session lives and that it left no file of any kind."""
         eventually(lambda: not self.processes(), 10)
-        assert not self.run_folders()
+        assert {path.name for path in self.parent.iterdir()} == {"stdout", "stderr"}
 
 
 @contextmanager

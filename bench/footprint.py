@@ -1,0 +1,147 @@
+"""What an idle deployment costs: CPU of Shoal's own processes, memory of its light ones.
+
+Four sim ranks on Ray stand idle. An actor's process is Ray's for the most part, so the actors are counted above empty
+ones of a bare Ray that stands idle at the same time, and the supervisor, which is a Ray driver, above its driver.
+"""
+
+import argparse
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from bench.report import Row, finish, parse_arguments
+from orchestrator.run_dir import live_runs
+
+NUM_RANKS = 4
+
+_START_S = 120.0
+_SETTLE_S = 3.0  # what the start has left to do is not idling
+_MIB = 1024 * 1024
+
+# kind of process -> what its command line holds. Ray's own daemons and spare workers are in no kind.
+_SHOAL_KINDS = {
+    "supervisor": "bin/shoal",
+    "coordinator": "lb.coordinator",
+    "API process": "orchestrator.api",
+    "engines": "engine.main",
+    "actors": "ray::EngineShell",
+}
+_BARE_KINDS = {"supervisor": "bench.empty_actors", "actors": "ray::Empty"}
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """cpu: share of one core. rss_mib: resident memory of all processes of the kind together."""
+
+    cpu: float
+    rss_mib: float
+
+
+def main() -> int:
+    """Measure and print; return the exit status."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long to look (default: 20)")
+    options = parse_arguments(__doc__ or "", parser)
+    with _short_folder() as first, _short_folder() as second, _bare_ray(first) as bare, _deployment(second) as shoal:
+        time.sleep(_SETTLE_S)
+        before = _cpu_seconds(shoal, _SHOAL_KINDS), _cpu_seconds(bare, _BARE_KINDS)
+        started_at = time.monotonic()
+        time.sleep(options.seconds)
+        measured_s = time.monotonic() - started_at
+        ours = _usage(shoal, _SHOAL_KINDS, before[0], measured_s)
+        reference = _usage(bare, _BARE_KINDS, before[1], measured_s)
+    return finish(f"Idle deployment, {NUM_RANKS} sim ranks on Ray", _rows(ours, reference), options)
+
+
+def _rows(ours: dict[str, Usage], reference: dict[str, Usage]) -> list[Row]:
+    rows = []
+    for kind, usage in ours.items():
+        bare = reference.get(kind)
+        name = "" if bare is None else "bare Ray"
+        rows.append(Row(f"CPU, {kind}", "% core", usage.cpu * 100, None if bare is None else bare.cpu * 100, name))
+    own = sum(usage.cpu for usage in ours.values()) - sum(usage.cpu for usage in reference.values())
+    rows.append(Row("CPU, all above bare Ray", "% core", own * 100, bar=3.0, bar_on="value"))
+    rows.append(Row("memory, API process", "MiB", ours["API process"].rss_mib, bar=400.0, bar_on="value"))
+    rows.append(Row("memory, coordinator", "MiB", ours["coordinator"].rss_mib, bar=80.0, bar_on="value"))
+    rows.append(Row("memory, supervisor", "MiB", ours["supervisor"].rss_mib))
+    return rows
+
+
+@contextlib.contextmanager
+def _short_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="st", dir="/tmp"))  # Ray's socket paths leave no room for a long one
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _bare_ray(folder: Path) -> Iterator[psutil.Process]:
+    command = [sys.executable, "-m", "bench.empty_actors", str(folder), str(NUM_RANKS)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            raise SystemExit("the bare Ray did not start")
+        yield psutil.Process(process.pid)
+        process.communicate()
+
+
+@contextlib.contextmanager
+def _deployment(folder: Path) -> Iterator[psutil.Process]:
+    shoal = Path(sys.executable).with_name("shoal")
+    options = ["--engine=sim", f"--data-parallel-size={NUM_RANKS}", "--port=0", "--log-level=warning"]
+    with subprocess.Popen([shoal, "serve", *options, f"--run-dir={folder}"], stdout=subprocess.DEVNULL) as process:
+        try:
+            _wait_ready(process, folder)
+            yield psutil.Process(process.pid)
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def _wait_ready(process: "subprocess.Popen[bytes]", folder: Path) -> None:
+    deadline = time.monotonic() + _START_S
+    while not any(live_runs(folder)):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit("the deployment did not start")
+        time.sleep(0.1)
+
+
+def _by_kind(top: psutil.Process, kinds: dict[str, str]) -> dict[str, list[psutil.Process]]:
+    found: dict[str, list[psutil.Process]] = defaultdict(list)
+    for process in [top, *top.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            line = " ".join(process.cmdline())
+            for kind, mark in kinds.items():
+                if mark in line:
+                    found[kind].append(process)
+    return found
+
+
+def _cpu_seconds(top: psutil.Process, kinds: dict[str, str]) -> dict[str, float]:
+    return {
+        kind: sum(sum(process.cpu_times()[:2]) for process in processes)
+        for kind, processes in _by_kind(top, kinds).items()
+    }
+
+
+def _usage(top: psutil.Process, kinds: dict[str, str], before: dict[str, float], measured_s: float) -> dict[str, Usage]:
+    processes = _by_kind(top, kinds)
+    return {
+        kind: Usage((seconds - before[kind]) / measured_s, sum(p.memory_info().rss for p in processes[kind]) / _MIB)
+        for kind, seconds in _cpu_seconds(top, kinds).items()
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
