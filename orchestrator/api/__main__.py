@@ -11,11 +11,13 @@ from engine.wire.errors import ShoalError
 from engine.wire.process import configure_logging, die_with_parent, ignore_interrupt, read_spec
 from orchestrator.api.config import ApiSpec
 from orchestrator.api.server import ApiServer
+from orchestrator.guard import check_packages
 from orchestrator.llm.tokenizer import load_tokenizer
 
 
 def main() -> int:
     """Run one API process to its end; return its exit status."""
+    check_packages()
     die_with_parent()
     ignore_interrupt()
     spec = read_spec(ApiSpec)
