@@ -11,10 +11,14 @@ from engine.wire.messages import EngineCoreOutputs
 
 
 class Answers:
-    """Batches for ``get_output_async`` and results of utility calls. Holds no reference to the client."""
+    """Batches for ``get_output_async`` and results of utility calls. Holds no reference to the client.
+
+    engines_changed: set whenever an engine came, went or changed, and at the end; ``wait_ready`` clears it.
+    """
 
     def __init__(self, utility_calls: UtilityCalls) -> None:
         self.outputs: Mailbox[EngineCoreOutputs] = Mailbox()
+        self.engines_changed = asyncio.Event()
         self._utility_calls = utility_calls
 
     def ensure_open(self) -> None:
@@ -26,6 +30,7 @@ class Answers:
         """Let everybody who waits, and everybody who comes later, have ``EngineDeadError``."""
         self.outputs.close(EngineDeadError(reason, engine_id))
         self._utility_calls.fail_all(reason)
+        self.engines_changed.set()
 
     def on_task_done(self, task: "asyncio.Task[None]") -> None:
         """Note that a task of the client ended: without it nothing would come any more, so nobody may go on waiting.

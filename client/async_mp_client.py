@@ -49,7 +49,6 @@ class AsyncMPClient(MPClient):
         super().__init__(config)
         self._arrivals: Mailbox[Arrival] = Mailbox()
         self._answers = Answers(self._utility_calls)
-        self._engines_changed = asyncio.Event()
         self._output_receiver: AsyncReceiver | None = None
         self._request_receiver: AsyncReceiver | None = None
         self._notification_tasks: set[asyncio.Task[None]] = set()
@@ -125,8 +124,8 @@ class AsyncMPClient(MPClient):
             async with asyncio.timeout(timeout_s):
                 while self._num_ready() < num_engines and not self._refused:
                     self._answers.ensure_open()
-                    self._engines_changed.clear()
-                    await self._engines_changed.wait()
+                    self._answers.engines_changed.clear()
+                    await self._answers.engines_changed.wait()
         except TimeoutError:
             pass
         if self._num_ready() < num_engines:
@@ -144,7 +143,6 @@ class AsyncMPClient(MPClient):
             task.cancel()
         self._finalizer()
         self._answers.end("the client was closed")
-        self._engines_changed.set()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def statistics(self) -> dict[str, int]:
@@ -244,20 +242,18 @@ class AsyncMPClient(MPClient):
 
     def _on_line_opened(self, line: EngineLine) -> None:
         _log.info("engine %s is ready on %s (%s)", line.engine_id, line.ready.node or "this node", line.ready.device)
-        self._engines_changed.set()
+        self._answers.engines_changed.set()
 
     def _on_line_closed(self, line: EngineLine, reason: str) -> None:
         """End the client's line: with its one engine gone, nothing more will come."""
         self._answers.end(reason, line.engine_id)
-        self._engines_changed.set()
 
     def _on_stranger_died(self, engine_id: EngineId, reason: str) -> None:
         """End the client's line here too: last words may overtake the handshake of its one engine."""
         self._answers.end(reason, engine_id)
-        self._engines_changed.set()
 
     def _on_refused(self) -> None:
-        self._engines_changed.set()
+        self._answers.engines_changed.set()
 
     def _pause_outputs(self) -> None:
         """Stop reading outputs that nobody takes: the sockets fill, and the engines merge in their outboxes."""

@@ -101,7 +101,7 @@ class DPAsyncMPClient(AsyncMPClient):
             self._arrivals.put(Death(engine_id, reason))
         for line in self._lines.values():
             line.leaving = self._is_leaving(line.engine_id)
-        self._engines_changed.set()
+        self._answers.engines_changed.set()
 
     def _deaths(self) -> list[tuple[EngineId, str]]:
         """Return engines that the supervisor's hosts saw end, whether or not they ever shook hands with this client."""
@@ -120,7 +120,7 @@ class DPAsyncMPClient(AsyncMPClient):
 
     def _on_stranger_died(self, engine_id: EngineId, reason: str) -> None:
         """Let ``wait_ready`` look again; in a group, the death of an engine never spoken to ends nothing."""
-        self._engines_changed.set()
+        self._answers.engines_changed.set()
 
     def _is_leaving(self, engine_id: EngineId) -> bool:
         seat = self._seats.get(engine_id.rank)

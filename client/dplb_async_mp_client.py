@@ -106,7 +106,7 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
         ends = self._dispatcher.on_line_closed(line, f"engine {line.engine_id} is gone: {reason}")
         if ends:
             self._answers.outputs.put(EngineCoreOutputs(line.engine_id, self.client_id, 0, line.applied, 0, ends))
-        self._engines_changed.set()
+        self._answers.engines_changed.set()
 
     def _on_group_state(self, state: GroupState) -> None:
         super()._on_group_state(state)

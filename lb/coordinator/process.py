@@ -3,6 +3,7 @@
 import logging
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 import zmq
 
@@ -17,6 +18,7 @@ from lb.coordinator.state import CoordinatorState
 _log = logging.getLogger(__name__)
 
 _MAX_MESSAGES_PER_TURN = 1000
+_NOBLOCK, _POLLIN = int(zmq.NOBLOCK), int(zmq.POLLIN)
 _STATE_HIGH_WATER_MARK = 100  # whole states: a subscriber that is this far behind wants the next one only
 
 
@@ -48,9 +50,12 @@ class Coordinator:
         """Serve until an exception (the stop signal's) ends it."""
         while True:
             wait_s = max(0.0, self._next_deadline() - time.monotonic())
-            self._poller.poll(int(wait_s * 1000) + 1)  # in whole ms; waking just before the deadline would spin
-            self._take_reports()
-            self._take_subscriptions()
+            # In whole ms; waking just before the deadline would spin.
+            for readable, _ in self._poller.poll(int(wait_s * 1000) + 1):
+                if readable is self._reports:
+                    self._take_reports()
+                else:
+                    self._take_subscriptions()
             now = time.monotonic()
             self._state.expire(now)
             self._publish(now)
@@ -69,11 +74,7 @@ class Coordinator:
         return max(self._publish_from, min(group, load, self._state.next_expiry()))
 
     def _take_reports(self) -> None:
-        for _ in range(_MAX_MESSAGES_PER_TURN):
-            try:
-                frames = self._reports.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        for frames in _messages(self._reports):
             self._take_report(frames)
 
     def _take_report(self, frames: list[bytes]) -> None:
@@ -87,11 +88,7 @@ class Coordinator:
         self._state.on_report(report, time.monotonic())
 
     def _take_subscriptions(self) -> None:
-        for _ in range(_MAX_MESSAGES_PER_TURN):
-            try:
-                frames = self._publisher.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        for frames in _messages(self._publisher):
             if frames == [b"\x01" + GROUP_TOPIC]:
                 self._group.on_newcomer()
             elif frames == [b"\x01" + LOAD_TOPIC]:
@@ -112,3 +109,11 @@ class Coordinator:
     def _send(self, topic: bytes, payload: bytes) -> None:
         outcome = send_nowait(self._publisher, [topic, payload])
         assert outcome is SendOutcome.ACCEPTED, "a publisher drops for slow subscribers and never refuses"
+
+
+def _messages(socket: "zmq.Socket[bytes]") -> Iterator[list[bytes]]:
+    """Yield the messages of a readable socket, so many that a flood cannot keep the states from going out."""
+    for _ in range(_MAX_MESSAGES_PER_TURN):
+        if not int(socket.getsockopt(zmq.EVENTS)) & _POLLIN:  # cheaper than to receive until it raises Again
+            return
+        yield socket.recv_multipart(_NOBLOCK)

@@ -169,6 +169,17 @@ async def test_a_task_cancelled_before_it_ever_ran_ends_every_wait_too() -> None
         await client.aclose()
 
 
+async def test_waiting_for_engines_ends_with_the_line() -> None:
+    async with puppets() as group:
+        client = DPLBAsyncMPClient(group.config)
+        waiting = asyncio.create_task(client.wait_ready(60))
+        await asyncio.sleep(0)
+        _task("heartbeat").cancel()
+        with pytest.raises(EngineDeadError, match="heartbeat"):
+            await waiting
+        await client.aclose()
+
+
 async def test_batches_that_came_before_the_end_are_handed_out_before_it() -> None:
     async with puppet_client() as (client, _, (engine,)):
         request = make_request(client)

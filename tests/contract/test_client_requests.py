@@ -1,10 +1,12 @@
 """Requests, aborts, utility calls and what the state line says, against engines that do what the test tells them."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
+from client.dp_async_mp_client import SNAPSHOT_STALE_S
 from client.dplb_async_mp_client import DPLBAsyncMPClient
 from client.engine_line import RESEND_AFTER_S
 from engine.wire.errors import EngineDeadError, InvalidRequestError, OverloadedError, UtilityError
@@ -136,6 +138,17 @@ async def test_own_unseen_requests_count_once_per_live_client() -> None:
         await eventually(lambda: client.num_clients == 2 and client.snapshot_age_s() is not None)
         await client.add_request_async(make_request(client))
         assert [view.load_score for view in client.engine_views()] == [2, 0]
+
+
+async def test_when_snapshots_stop_the_clients_own_counts_are_all_it_believes() -> None:
+    async with puppet_client(2) as (client, group, _):
+        group.publish_loads(*(group.engine_report(engine, 1, applied=0, num_running=9) for engine in (E0, E1)))
+        await eventually(lambda: [view.load_score for view in client.engine_views()] == [9, 9])
+        client._on_heartbeat(time.monotonic() + SNAPSHOT_STALE_S / 2)
+        assert [view.load_score for view in client.engine_views()] == [9, 9]
+        client._on_heartbeat(time.monotonic() + SNAPSHOT_STALE_S + 1)
+        await client.add_request_async(make_request(client))
+        assert [view.load_score for view in client.engine_views()] == [1, 0]
 
 
 async def test_leaving_and_dismissed_engines_get_nothing_new_but_finish_what_they_have() -> None:
