@@ -49,6 +49,7 @@ class Supervisor:
         self._premises = premises
         self._host = host
         self._engines: EngineGroup | None = None
+        self._doing = "preparing"
         self._is_serving = False
         self._is_stopping = False
         # How to end each part, in the order of their start; ended in reverse.
@@ -91,14 +92,16 @@ class Supervisor:
 
     async def _start_parts(self, progress: StartProgress) -> None:
         num_ranks, model = self._config.data_parallel_size, self._premises.model
-        progress.say(f"reserving a place for each of {num_ranks} ranks")
+        self._say(progress, f"reserving places for {num_ranks} rank(s)")
         site = await self._host.open(num_ranks, "cpu" if model is None else self._config.device)
         engine = engine_config(self._config, model, site.device)
         wiring = await self._start_coordinator(site.address)
         engines = await self._start_engines(engine, wiring, progress)
+        self._say(progress, "preparing the tokenizer and the API process")
         tokenizer_dir = await find_tokenizer(model, pass_on) if model is not None else None
         api = await self._start_api(engine, wiring, tokenizer_dir)
         await engines.wait_ready()
+        self._say(progress, "waiting until the API process reaches every rank")
         await api.ready_line()
         await wait_reachable(self._premises.listener.url, num_ranks)
 
@@ -140,9 +143,12 @@ class Supervisor:
         return served_model_name(self._config, self._premises.model)
 
     def _describe_timeout(self) -> str:
-        waiting_for = self._engines.seats.describe_unready() if self._engines is not None else ""
-        text = f"not ready within {self._config.start_timeout:g} s (--start-timeout): "
-        return text + (waiting_for or "every rank is up, but the API process does not reach them all")
+        unready = self._engines.seats.describe_unready() if self._engines is not None else ""
+        return f"not ready within {self._config.start_timeout:g} s (--start-timeout): {unready or self._doing}"
+
+    def _say(self, progress: StartProgress, doing: str) -> None:
+        self._doing = doing
+        progress.say(doing)
 
     def _on_engine_death(self, seat: SeatStatus) -> None:
         assert self._engines is not None
