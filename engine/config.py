@@ -38,12 +38,14 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     max_num_seqs: sequences running at once. max_num_batched_tokens: tokens of one step, prefill and decode together.
     block_size: tokens per KV block. kv_cache_memory_bytes: memory of the KV pool (torch engine).
+    enable_prefix_caching: serve beginnings that were computed before from the KV cache.
     """
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024
     block_size: int = 16
     kv_cache_memory_bytes: int = 512 * 1024 * 1024
+    enable_prefix_caching: bool = True
 
 
 class SimConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

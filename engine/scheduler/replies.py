@@ -57,4 +57,5 @@ def _output(
     )
     if first_position == sequence.num_resumed and sequence.scheduled_at is not None:
         output.queue_time_s = sequence.scheduled_at - sequence.received_at
+        output.num_cached_tokens = min(sequence.num_cached, sequence.num_prompt_tokens)
     return output

@@ -1,6 +1,5 @@
-"""Which tokens run in the next step: continuous batching with chunked prefill and preemption by recompute."""
+"""The life of sequences inside an engine, step by step: each step is a transaction."""
 
-from bisect import insort
 from collections.abc import Sequence
 
 from engine.config import SchedulerConfig
@@ -8,43 +7,44 @@ from engine.core.protocol import RunnerLimits
 from engine.scheduler.blocks import BlockPool
 from engine.scheduler.finish import is_full, stops_at
 from engine.scheduler.plan import Sample, ScheduledChunk, SequenceKey, SequenceState, StepPlan
+from engine.scheduler.planner import Planner
+from engine.scheduler.prefix_cache import PrefixCache
 from engine.scheduler.replies import Replies
-from engine.scheduler.waiting import WaitingQueue, order
+from engine.scheduler.roster import Roster
 from engine.wire.ids import ClientId
 from engine.wire.messages import EngineCoreOutput, FinishReason, Load
 
 
 class Scheduler:
-    """Decides each step as a transaction and commits what came of it. Pure: no clock, no thread, no device.
+    """Decides each step and commits what came of it. Pure: no clock, no thread, no device.
 
-    ``plan`` reserves: it admits, preempts and takes blocks, but moves no sequence forward. ``apply`` commits. A plan
-    may be run again as it is, or dropped: the next ``plan`` starts from the same tokens. A sequence that is dropped
-    between ``plan`` and ``apply`` keeps its blocks until then, because the runner may still write them.
+    ``plan`` reserves: it admits, preempts and takes blocks, but moves no sequence forward. ``apply`` commits positions,
+    tokens, the names of full blocks, counts and outputs. A plan may be run again as it is, or dropped: the next
+    ``plan`` starts from the same tokens, and of what it would have written nothing can be found. Whoever leaves between
+    ``plan`` and ``apply`` keeps its blocks until then, because the runner may still write them.
 
-    Running sequences hold blocks for all tokens known when they were admitted and grow by one block at a time.
-    Invariants: a running sequence has a non-empty block table and a waiting one an empty one; ``_running`` is sorted
-    by ``order``; ``_sequences`` holds what is running or waiting and not doomed.
+    Invariant: ``_sequences`` holds everybody in the roster who is not doomed.
     """
 
     def __init__(self, config: SchedulerConfig, limits: RunnerLimits) -> None:
         if config.max_num_seqs < 1 or config.max_num_batched_tokens < 1:
             raise ValueError("max_num_seqs and max_num_batched_tokens must be at least 1")
-        self._config = config
         self._eos_token_ids = limits.eos_token_ids
         self._pool = BlockPool(limits.num_blocks, limits.block_size)
+        self._cache = PrefixCache(self._pool, enabled=config.enable_prefix_caching)
+        self._roster = Roster(self._pool)
+        self._planner = Planner(config, self._roster, self._pool, self._cache)
         # A sequence longer than the whole pool could never be admitted again after a preemption.
         self.max_len = min(limits.max_model_len, self._pool.num_tokens)
         self._sequences: dict[SequenceKey, SequenceState] = {}
-        self._waiting = WaitingQueue()
-        self._running: list[SequenceState] = []
+        self._doomed: dict[SequenceState, FinishReason | None] = {}
         self._replies = Replies()
         self._planned: StepPlan | None = None
-        self._doomed: dict[SequenceState, FinishReason | None] = {}
-        self._num_arrivals = 0
         self._num_steps = 0
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
-        self._num_preemptions = 0
+        self._num_prefix_query_tokens = 0
+        self._num_prefix_hit_tokens = 0
 
     # --- what comes in ----------------------------------------------------------------------------------------------
 
@@ -62,10 +62,8 @@ class Scheduler:
         if is_full(sequence, self.max_len):
             self._replies.end(sequence, FinishReason.LENGTH)
             return
-        self._num_arrivals += 1
-        sequence.arrival = self._num_arrivals
         self._sequences[sequence.key] = sequence
-        self._waiting.push(sequence)
+        self._roster.arrive(sequence)
 
     def refuse(self, sequence: SequenceState, error: str) -> None:
         """End a sequence that was never added, with one sentence for the user."""
@@ -91,23 +89,29 @@ class Scheduler:
                 self._doomed[sequence] = None
         self._replies.forget(client_id)
 
+    def stall_client(self, client_id: ClientId) -> None:
+        """Give a client's sequences no more compute, seats and blocks until ``resume_client``."""
+        self._roster.stall(client_id)
+        self._settle()
+
+    def resume_client(self, client_id: ClientId) -> None:
+        """Let the sequences of a client that was stalled go on."""
+        self._roster.resume(client_id)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget the content of every free block; True when the cache is empty now, because no content was in use."""
+        return self._cache.reset()
+
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan:
-        """Decide the next step: decodes first, so that no prompt stalls them, then prompts under way, then new ones.
+        """Decide the next step; an outstanding plan is dropped.
 
-        An outstanding plan is dropped. No chunks means that nothing can run; ``apply`` still delivers what there is
-        to say.
+        No chunks means that nothing can run; ``apply`` still delivers what there is to say.
         """
         self._planned = None
-        self._release_doomed()
-        preemptions = self._num_preemptions
-        chunks: list[ScheduledChunk] = []
-        room = self._plan_decodes(chunks, self._config.max_num_batched_tokens)
-        room = self._plan_prefills(chunks, room)
-        if self._num_preemptions == preemptions:  # else the victim would come straight back
-            self._plan_admissions(chunks, room)
-        self._planned = StepPlan(chunks)
+        self._settle()
+        self._planned = self._planner.plan()
         return self._planned
 
     def apply(self, plan: StepPlan, samples: Sequence[Sample], now: float) -> dict[ClientId, list[EngineCoreOutput]]:
@@ -119,147 +123,98 @@ class Scheduler:
         self._planned = None
         sampling = iter(samples)
         for chunk in plan.chunks:
-            self._commit(chunk, next(sampling) if chunk.samples else None, now)
+            sample = next(sampling) if chunk.samples else None
+            if chunk.sequence not in self._doomed:
+                self._commit(chunk, sample, now)
         assert next(sampling, None) is None, "more samples than chunks that sample"
-        self._release_doomed()
+        self._settle()
         self._num_steps += bool(plan.chunks)
         return self._replies.take()
 
     def has_work(self) -> bool:
-        """Tell whether a step would run a token or deliver an output."""
-        return bool(self._sequences or self._doomed or self._replies)
+        """Tell whether a step would run a token or deliver an output; stalled clients are no work."""
+        return bool(self._roster.can_run or self._replies)
 
     def load(self) -> Load:
-        """Return the counters as they are now."""
+        """Return the counters as they are now; between ``plan`` and ``apply`` those planned for the first time run."""
         return Load(
-            num_waiting=len(self._waiting),
-            num_running=len(self._running),
-            num_waiting_tokens=self._waiting.num_tokens,
+            num_waiting=self._roster.num_waiting,
+            num_running=len(self._roster.running),
+            num_waiting_tokens=self._roster.num_waiting_tokens,
             kv_usage=self._pool.usage,
             num_steps=self._num_steps,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generation_tokens=self._num_generation_tokens,
-            num_preemptions=self._num_preemptions,
+            num_preemptions=self._roster.num_preemptions,
+            num_prefix_query_tokens=self._num_prefix_query_tokens,
+            num_prefix_hit_tokens=self._num_prefix_hit_tokens,
         )
-
-    # --- planning: each takes the room left in the step, in tokens, and returns what it leaves --------------------
-
-    def _plan_decodes(self, chunks: list[ScheduledChunk], room: int) -> int:
-        for sequence in list(self._running):
-            if room == 0:
-                break
-            preempted = not sequence.block_table
-            if not preempted and _remaining(sequence) == 1 and self._grow(sequence):
-                chunks.append(ScheduledChunk(sequence, sequence.num_computed, 1, samples=True))
-                room -= 1
-        return room
-
-    def _plan_prefills(self, chunks: list[ScheduledChunk], room: int) -> int:
-        for sequence in self._running:
-            if room > 0 and _remaining(sequence) > 1:
-                room -= _append_prefill(chunks, sequence, room)
-        return room
-
-    def _plan_admissions(self, chunks: list[ScheduledChunk], room: int) -> int:
-        while room > 0 and self._waiting and len(self._running) < self._config.max_num_seqs:
-            sequence = self._waiting.first()
-            needed = self._pool.blocks_for(len(sequence.token_ids))
-            # One block of headroom for each one running, else their growth would soon preempt the newcomer.
-            if self._pool.num_free < needed + len(self._running):
-                break
-            self._waiting.remove(sequence)
-            # Prefix caching would begin here with the blocks another sequence computed already, and num_computed there.
-            blocks = self._pool.allocate(needed)
-            assert blocks is not None, "checked above"
-            sequence.block_table = blocks
-            insort(self._running, sequence, key=order)
-            room -= _append_prefill(chunks, sequence, room)
-        return room
-
-    def _grow(self, sequence: SequenceState) -> bool:
-        """Make room for the next position; False when the sequence itself had to go.
-
-        The victim is the last in ``order``. Decodes are planned in that order, so no victim has a chunk in this plan.
-        """
-        while len(sequence.block_table) * self._pool.block_size <= sequence.num_computed:
-            blocks = self._pool.allocate(1)
-            if blocks is not None:
-                sequence.block_table += blocks
-                continue
-            victim = self._running[-1]
-            self._preempt(victim)
-            if victim is sequence:
-                return False
-        return True
-
-    def _preempt(self, sequence: SequenceState) -> None:
-        self._running.remove(sequence)
-        self._pool.free(sequence.block_table)
-        sequence.num_computed = 0
-        self._waiting.push(sequence)
-        self._num_preemptions += 1
 
     # --- committing -------------------------------------------------------------------------------------------------
 
     def _commit(self, chunk: ScheduledChunk, sample: Sample | None, now: float) -> None:
         sequence = chunk.sequence
-        if sequence in self._doomed:
-            return
         if sequence.scheduled_at is None:
-            sequence.scheduled_at = now
-        sequence.num_computed = chunk.start + chunk.num_tokens
-        if sample is None:
+            self._begin(sequence, now)
+        end = chunk.start + chunk.num_tokens
+        sequence.num_computed = end
+        if sample is not None and sample.error is not None:
+            # What it wrote may be the very fault; nobody else shall find it.
+            self._pool.forget(sequence.block_table)
+            self._finish(sequence, FinishReason.ERROR, error=sample.error)
             return
+        self._cache.commit(sequence, chunk.start, end)
+        if sample is not None:
+            self._take_token(sequence, sample.token_id)
+
+    def _begin(self, sequence: SequenceState, now: float) -> None:
+        sequence.scheduled_at = now
+        self._num_prefix_query_tokens += len(sequence.token_ids)
+        self._num_prefix_hit_tokens += sequence.num_cached
+
+    def _take_token(self, sequence: SequenceState, token_id: int) -> None:
         if sequence.num_output_tokens == sequence.num_resumed:
             self._num_prompt_tokens += sequence.num_prompt_tokens
-        if sample.error is not None:
-            self._replies.end(sequence, FinishReason.ERROR, error=sample.error)
-        elif stops_at(sequence, sample.token_id, self._eos_token_ids):
-            self._replies.end(sequence, FinishReason.STOP, stop_token_id=sample.token_id)
-        elif not self._extend(sequence, sample.token_id):
+        if stops_at(sequence, token_id, self._eos_token_ids):
+            self._finish(sequence, FinishReason.STOP, stop_token_id=token_id)
             return
-        del self._sequences[sequence.key]
-        self._release(sequence)
-
-    def _extend(self, sequence: SequenceState, token_id: int) -> bool:
-        """Add a token and tell it; True when it was the last one."""
         sequence.token_ids.append(token_id)
         self._num_generation_tokens += 1
         full = is_full(sequence, self.max_len)
         self._replies.token(sequence, token_id, FinishReason.LENGTH if full else None)
-        return full
+        if full:
+            self._leave(sequence)
 
     # --- ending -----------------------------------------------------------------------------------------------------
+
+    def _finish(
+        self,
+        sequence: SequenceState,
+        reason: FinishReason,
+        *,
+        stop_token_id: int | None = None,
+        error: str | None = None,
+    ) -> None:
+        self._replies.end(sequence, reason, stop_token_id=stop_token_id, error=error)
+        self._leave(sequence)
+
+    def _leave(self, sequence: SequenceState) -> None:
+        del self._sequences[sequence.key]
+        self._roster.leave(sequence)
 
     def _drop(self, sequence: SequenceState, reason: FinishReason | None) -> None:
         """End a sequence from outside: now, or on apply when a plan is out. No reason means that nobody is told."""
         del self._sequences[sequence.key]
         self._doomed[sequence] = reason
-        if self._planned is None:
-            self._release_doomed()
+        self._settle()
 
-    def _release_doomed(self) -> None:
+    def _settle(self) -> None:
+        """Let go of those who leave, and of the seats of stalled clients, unless a plan is out."""
+        if self._planned is not None:
+            return
         for sequence, reason in self._doomed.items():
-            self._release(sequence)
+            self._roster.leave(sequence)
             if reason is not None:
                 self._replies.end(sequence, reason)
         self._doomed.clear()
-
-    def _release(self, sequence: SequenceState) -> None:
-        if sequence.block_table:
-            self._running.remove(sequence)
-            self._pool.free(sequence.block_table)
-        else:
-            self._waiting.remove(sequence)
-
-
-def _remaining(sequence: SequenceState) -> int:
-    return len(sequence.token_ids) - sequence.num_computed
-
-
-def _append_prefill(chunks: list[ScheduledChunk], sequence: SequenceState, room: int) -> int:
-    """Plan as much of a prompt as there is room for; return the tokens taken."""
-    remaining = _remaining(sequence)
-    num_tokens = min(remaining, room)
-    chunks.append(ScheduledChunk(sequence, sequence.num_computed, num_tokens, samples=num_tokens == remaining))
-    return num_tokens
+        self._roster.set_stalled_aside()

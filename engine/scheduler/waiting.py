@@ -1,13 +1,21 @@
-"""The sequences that wait to run: best priority first, then first come, first served."""
+"""The sequences that wait to run: best rank first, then first come, first served."""
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 
 from engine.scheduler.plan import SequenceState
 
+Rank = tuple[bool, int]
 
-def order(sequence: SequenceState) -> tuple[int, int]:
+
+def rank(sequence: SequenceState) -> Rank:
+    """Return what decides between sequences before their arrival does: lower is better."""
+    return not sequence.is_promoted, sequence.priority
+
+
+def order(sequence: SequenceState) -> tuple[bool, int, int]:
     """Return the sort key of a sequence: lower runs earlier, the highest is preempted first."""
-    return sequence.priority, sequence.arrival
+    return not sequence.is_promoted, sequence.priority, sequence.arrival
 
 
 class WaitingQueue:
@@ -23,17 +31,20 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._sequences)
 
+    def __iter__(self) -> Iterator[SequenceState]:
+        return iter(self._sequences)
+
     @property
     def num_tokens(self) -> int:
-        """Return the tokens that must be computed before everybody here has its next token."""
+        """Return the tokens of everybody here, that is what must be computed before each has its next token."""
         return self._num_tokens
 
-    def first(self) -> SequenceState:
-        """Return the sequence that runs next; the queue must not be empty."""
-        return self._sequences[0]
+    def first(self) -> SequenceState | None:
+        """Return the sequence that runs next."""
+        return self._sequences[0] if self._sequences else None
 
     def push(self, sequence: SequenceState) -> None:
-        """Let a sequence wait; its tokens must not change until it leaves."""
+        """Let a sequence wait; neither its tokens nor its rank may change until it leaves."""
         insort(self._sequences, sequence, key=order)
         self._num_tokens += len(sequence.token_ids)
 

@@ -33,6 +33,7 @@ class AddRequest(Struct, array_like=True, tag=1):
     cost: weight of the sequence in load units; 1 until picks weigh tokens.
     output_token_ids: tokens already produced by earlier attempts; the engine continues behind them.
     priority: lower runs earlier; equal priorities are first come, first served.
+    cache_salt: the sequence shares cached blocks only with those of the same salt; None is a salt of its own.
     """
 
     client_id: ClientId
@@ -45,6 +46,7 @@ class AddRequest(Struct, array_like=True, tag=1):
     output_token_ids: list[int]
     sampling: SamplingParams
     priority: int = 0
+    cache_salt: str | None = None
 
 
 class AbortRequest(Struct, array_like=True, tag=2):
@@ -181,6 +183,8 @@ class Load(Struct, array_like=True, frozen=True, gc=False):
 
     num_queued: sequences received but not yet seen by the scheduler.
     kv_usage: used share of the KV cache, 0..1.
+    num_prefix_query_tokens, num_prefix_hit_tokens: tokens of the sequences that began to run, and those of them that
+        the prefix cache held already.
     """
 
     num_queued: int = 0
@@ -192,6 +196,8 @@ class Load(Struct, array_like=True, frozen=True, gc=False):
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
     num_preemptions: int = 0
+    num_prefix_query_tokens: int = 0
+    num_prefix_hit_tokens: int = 0
 
 
 class EngineReport(Struct, array_like=True, frozen=True, tag=1):

@@ -36,24 +36,29 @@ def make_sequence(
     request_id: int,
     num_prompt_tokens: int = 4,
     *,
+    prompt: tuple[int, ...] | None = None,
     output_token_ids: tuple[int, ...] = (),
     client_id: ClientId = CLIENT,
     attempt: int = 0,
     priority: int = 0,
     received_at: float = 0.0,
+    cache_salt: str | None = None,
     **sampling: Any,
 ) -> SequenceState:
+    if prompt is None:
+        prompt = (100 + request_id,) * num_prompt_tokens
     return SequenceState(
         client_id=client_id,
         request_id=request_id,
         sample_index=0,
         attempt=attempt,
         sampling=SamplingParams(**({"max_tokens": 4} | sampling)),
-        token_ids=[100 + request_id] * num_prompt_tokens + list(output_token_ids),
-        num_prompt_tokens=num_prompt_tokens,
+        token_ids=[*prompt, *output_token_ids],
+        num_prompt_tokens=len(prompt),
         received_at=received_at,
         priority=priority,
         num_resumed=len(output_token_ids),
+        cache_salt=cache_salt,
     )
 
 

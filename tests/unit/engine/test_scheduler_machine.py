@@ -1,84 +1,137 @@
 """Random lives of a scheduler: whatever the order of events, blocks and counts add up and everybody finishes."""
 
+from collections import Counter
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.scheduler.plan import Sample, SequenceState, StepPlan
 from engine.wire.messages import EngineCoreOutput
 from tests.unit.engine.builders import CLIENT, EOS, OTHER_CLIENT, make_scheduler, make_sequence
+from tests.unit.engine.reference import FakeDevice, NaiveCache, content
 
-NUM_BLOCKS = 7
-BLOCK_SIZE = 4
+NUM_BLOCKS = 9
+BLOCK_SIZE = 3
 MAX_SEQS = 3
 MAX_TOKENS = 9
+ODD = -1
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize()
-    def start(self) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.scheduler = make_scheduler(MAX_SEQS, MAX_TOKENS, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+        self.device = FakeDevice(NUM_BLOCKS, BLOCK_SIZE)
+        self.cache = NaiveCache(BLOCK_SIZE)
         self.live: dict[int, SequenceState] = {}
         self.told: dict[int, int] = {}
         self.ended: set[int] = set()
         self.freed: set[int] = set()
-        self.num_added = 0
+        self.leaving: set[int] = set()
+        self.dropped: set[int] = set()
         self.plan: StepPlan | None = None
+        self.is_stalled = False
+
+    # --- events -----------------------------------------------------------------------------------------------------
 
     @rule(
-        num_prompt=st.integers(1, 12),
+        num_shared=st.integers(0, 9),
+        num_own=st.integers(1, 4),
         num_output=st.integers(0, 3),
-        max_tokens=st.integers(1, 30),
-        priority=st.integers(0, 1),
+        max_tokens=st.integers(1, 12),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from([None, None, "a"]),
         other=st.booleans(),
     )
-    def add(self, num_prompt: int, num_output: int, max_tokens: int, priority: int, other: bool) -> None:
-        self.num_added += 1
+    def add(
+        self,
+        num_shared: int,
+        num_own: int,
+        num_output: int,
+        max_tokens: int,
+        priority: int,
+        salt: str | None,
+        other: bool,
+    ) -> None:
+        """Add a sequence that begins like many others and ends like some."""
+        request_id = len(self.told) + 1
         sequence = make_sequence(
-            self.num_added,
-            num_prompt,
+            request_id,
+            prompt=(7,) * num_shared + (request_id % 2,) * num_own,
             output_token_ids=(50,) * num_output,
             max_tokens=max_tokens,
             priority=priority,
+            cache_salt=salt,
             client_id=OTHER_CLIENT if other else CLIENT,
         )
-        self.live[self.num_added] = sequence
-        self.told[self.num_added] = num_output
+        self.live[request_id] = sequence
+        self.told[request_id] = num_output
+        if num_output >= max_tokens:
+            self.leaving.add(request_id)
         self.scheduler.add(sequence)
 
+    @precondition(lambda self: self.live)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        if self.live:
-            self.scheduler.abort((data.draw(st.sampled_from(sorted(self.live))), 0), 0)
+        request_id = data.draw(st.sampled_from(sorted(self.live)))
+        self.dropped.add(request_id)
+        self.leaving.add(request_id)
+        self.scheduler.abort((request_id, 0), 0)
 
     @rule()
     def free_other_client(self) -> None:
         self.scheduler.free_client(OTHER_CLIENT)
         self.freed |= {i for i, s in self.live.items() if s.client_id == OTHER_CLIENT}
+        self.dropped |= self.freed
         self.live = {i: s for i, s in self.live.items() if i not in self.freed}
+
+    @rule(stalls=st.booleans())
+    def other_client_takes(self, stalls: bool) -> None:
+        self.is_stalled = stalls
+        (self.scheduler.stall_client if stalls else self.scheduler.resume_client)(OTHER_CLIENT)
+
+    @rule()
+    def reset_cache(self) -> None:
+        used = {block for sequence in self.scheduler._roster.running for block in sequence.block_table}
+        assert self.scheduler.reset_prefix_cache() == self.cache.reset(used)
 
     @rule()
     def make_plan(self) -> None:
         """Also drops a plan that is out."""
+        self.dropped.clear()
         self.plan = self.scheduler.plan()
         self.check_plan(self.plan)
+        self.cache.on_plan(self.plan)
 
     @precondition(lambda self: self.plan is not None)
-    @rule(tokens=st.lists(st.sampled_from([50, 51, EOS, -1]), min_size=MAX_SEQS, max_size=MAX_SEQS))
+    @rule()
+    def interrupt(self) -> None:
+        """Let the runner break off; the plan runs again as it is, or is dropped."""
+        assert self.plan is not None
+        self.device.garble(self.plan)
+
+    @precondition(lambda self: self.plan is not None)
+    @rule(tokens=st.lists(st.sampled_from([50, 50, 51, EOS, ODD]), min_size=MAX_SEQS, max_size=MAX_SEQS))
     def apply(self, tokens: list[int]) -> None:
         assert self.plan is not None
-        sampling = [chunk for chunk in self.plan.chunks if chunk.samples]
-        samples = [Sample(t, "odd" if t == -1 else None) for t in tokens[: len(sampling)]]
-        outputs = self.scheduler.apply(self.plan, samples, 0.0)
-        self.plan = None
-        for client_outputs in outputs.values():
+        plan, self.plan = self.plan, None
+        self.device.run(plan)
+        drawn = iter(tokens)
+        token_of = {id(chunk): next(drawn) for chunk in plan.chunks if chunk.samples}
+        kept = [c for c in plan.chunks if c.sequence.request_id not in self.dropped]
+        self.cache.before_apply([(chunk, token_of.get(id(chunk)) == ODD) for chunk in kept])
+        samples = [Sample(t, "odd" if t == ODD else None) for t in token_of.values()]
+        self.dropped.clear()
+        for client_outputs in self.scheduler.apply(plan, samples, 0.0).values():
             for output in client_outputs:
                 self.check_output(output)
 
+    # --- what must hold ---------------------------------------------------------------------------------------------
+
     def check_plan(self, plan: StepPlan) -> None:
         assert plan.num_tokens <= MAX_TOKENS
-        assert len(plan.chunks) <= MAX_SEQS
-        assert len({id(c.sequence) for c in plan.chunks}) == len(plan.chunks)
+        assert len({id(chunk.sequence) for chunk in plan.chunks}) == len(plan.chunks) <= MAX_SEQS
         for chunk in plan.chunks:
             sequence = chunk.sequence
             end = chunk.start + chunk.num_tokens
@@ -86,37 +139,60 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert chunk.start == sequence.num_computed
             assert chunk.samples == (end == len(sequence.token_ids))
             assert end <= len(sequence.block_table) * BLOCK_SIZE
+            assert not (self.is_stalled and sequence.client_id == OTHER_CLIENT)
 
     def check_output(self, output: EngineCoreOutput) -> None:
         request_id = output.request_id
-        assert request_id not in self.ended
-        assert request_id not in self.freed
+        assert request_id not in self.ended | self.freed
         assert output.first_position == self.told[request_id]
+        sequence = self.live[request_id]
+        if output.new_token_ids and output.first_position == sequence.num_resumed:
+            assert output.num_cached_tokens == min(self.cache.num_cached(sequence), sequence.num_prompt_tokens)
         self.told[request_id] += len(output.new_token_ids)
         if output.finish_reason is not None:
             self.ended.add(request_id)
             del self.live[request_id]
 
     @invariant()
-    def blocks_are_neither_shared_nor_leaked(self) -> None:
-        if not hasattr(self, "scheduler"):
-            return
-        held = [b for s in self.scheduler._running for b in s.block_table]
-        assert len(held) == len(set(held))
-        assert sorted(held + self.scheduler._pool._free) == list(range(NUM_BLOCKS))
-        assert len(self.scheduler._running) <= MAX_SEQS
-        assert all(s.block_table for s in self.scheduler._running)
+    def references_are_exact_and_every_block_is_somewhere(self) -> None:
+        pool, running = self.scheduler._pool, self.scheduler._roster.running
+        users = Counter(block for sequence in running for block in sequence.block_table)
+        assert pool._references == [users[block] for block in range(NUM_BLOCKS)]
+        assert sorted([*users, *pool._blank, *pool._reusable]) == list(range(NUM_BLOCKS))
+        assert len(running) <= MAX_SEQS
+        assert all(sequence.block_table for sequence in running)
 
     @invariant()
-    def waiting_tokens_add_up(self) -> None:
-        if hasattr(self, "scheduler"):
-            waiting = self.scheduler._waiting._sequences
-            assert self.scheduler.load().num_waiting_tokens == sum(len(s.token_ids) for s in waiting)
+    def only_equal_content_is_shared(self) -> None:
+        seen: dict[int, object] = {}
+        for sequence in self.scheduler._roster.running:
+            for index, block in enumerate(sequence.block_table):
+                end = (index + 1) * BLOCK_SIZE
+                held = content(sequence, end) if end <= len(sequence.token_ids) else sequence.request_id
+                assert seen.setdefault(block, held) == held
+
+    @invariant()
+    def the_cache_finds_what_was_committed_and_nothing_else(self) -> None:
+        pool = self.scheduler._pool
+        assert pool._hash_of.keys() == self.cache.contents.keys()
+        assert pool._reusable.keys() <= pool._hash_of.keys()
+        assert {block: name for name, block in pool._block_of.items()} == pool._hash_of
+
+    @invariant()
+    def counts_add_up(self) -> None:
+        load, roster = self.scheduler.load(), self.scheduler._roster
+        if self.plan is None:
+            staying = [sequence for request_id, sequence in self.live.items() if request_id not in self.leaving]
+            waiting = [sequence for sequence in staying if not sequence.block_table]
+            assert load.num_running == len(staying) - len(waiting)
+            assert (load.num_waiting, load.num_waiting_tokens) == (len(waiting), sum(len(s.token_ids) for s in waiting))
+        assert load.num_prefix_query_tokens == self.cache.num_query_tokens
+        assert load.num_prefix_hit_tokens == self.cache.num_hit_tokens
+        assert load.num_preemptions == roster.num_preemptions
 
     def teardown(self) -> None:
         """Everybody finishes, in a bounded number of steps, and everything is given back."""
-        if not hasattr(self, "scheduler"):
-            return
+        self.other_client_takes(stalls=False)
         tokens_left = sum(s.sampling.max_tokens + len(s.token_ids) for s in self.live.values())
         for _ in range(10 * tokens_left + 2):
             if self.scheduler.has_work():
@@ -129,8 +205,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
-    max_examples=100,
-    stateful_step_count=40,
+    max_examples=200,
+    stateful_step_count=50,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],

@@ -1,0 +1,131 @@
+"""Which tokens run in the next step: continuous batching with chunked prefill and preemption by recompute."""
+
+from engine.config import SchedulerConfig
+from engine.scheduler.blocks import BlockPool
+from engine.scheduler.plan import ScheduledChunk, SequenceState, StepPlan
+from engine.scheduler.prefix_cache import PrefixCache
+from engine.scheduler.roster import Roster
+from engine.scheduler.waiting import order, rank
+
+
+class Planner:
+    """Fills a step: decodes first, so that no prompt stalls them, then prompts under way and newcomers in ``order``.
+
+    Running sequences hold blocks for all tokens known when they were admitted and grow by one block at a time.
+    """
+
+    def __init__(self, config: SchedulerConfig, roster: Roster, pool: BlockPool, cache: PrefixCache) -> None:
+        self._max_num_seqs = config.max_num_seqs
+        self._max_num_tokens = config.max_num_batched_tokens
+        self._roster = roster
+        self._pool = pool
+        self._cache = cache
+
+    def plan(self) -> StepPlan:
+        """Admit, preempt and take blocks for one step; no sequence moves forward."""
+        self._roster.give_turn()
+        self._make_way()
+        num_preemptions = self._roster.num_preemptions
+        chunks: list[ScheduledChunk] = []
+        room = self._plan_decodes(chunks, self._max_num_tokens)
+        # Nobody is admitted when a decode had to preempt: the victim would come straight back.
+        may_admit = self._roster.num_preemptions == num_preemptions
+        self._plan_prefills(chunks, room, may_admit=may_admit)
+        return StepPlan(chunks)
+
+    # --- filling: each takes the room left in the step, in tokens, and returns what it leaves -----------------------
+
+    def _plan_decodes(self, chunks: list[ScheduledChunk], room: int) -> int:
+        for sequence in list(self._roster.running):
+            if room == 0:
+                break
+            start = sequence.num_computed
+            # An empty table means that a decode before it preempted it.
+            if len(sequence.token_ids) - start == 1 and sequence.block_table and self._grow(sequence):
+                chunks.append(ScheduledChunk(sequence, start, 1, True))
+                room -= 1
+        return room
+
+    def _plan_prefills(self, chunks: list[ScheduledChunk], room: int, *, may_admit: bool) -> None:
+        under_way = [s for s in self._roster.running if len(s.token_ids) - s.num_computed > 1]
+        for sequence in under_way:
+            if may_admit:
+                room = self._plan_admissions(chunks, room, before=sequence)
+            if room == 0:
+                return
+            room -= _append_prefill(chunks, sequence, room)
+        if may_admit:
+            self._plan_admissions(chunks, room)
+
+    def _plan_admissions(self, chunks: list[ScheduledChunk], room: int, before: SequenceState | None = None) -> int:
+        while room > 0:
+            head = self._roster.waiting.first()
+            if head is None or (before is not None and order(before) < order(head)) or not self._admit(head):
+                break
+            room -= _append_prefill(chunks, head, room)
+        return room
+
+    # --- room in the cache ------------------------------------------------------------------------------------------
+
+    def _admit(self, sequence: SequenceState) -> bool:
+        hits = self._cache.find(sequence)
+        if not self._fits(self._demand(sequence, hits), self._pool.num_free, len(self._roster.running)):
+            return False
+        self._pool.share(hits)
+        blocks = self._pool.allocate(self._pool.blocks_for(len(sequence.token_ids)) - len(hits))
+        assert blocks is not None, "what fits can be allocated"
+        num_computed = len(hits) * self._pool.block_size
+        if sequence.scheduled_at is None:
+            sequence.num_cached = num_computed
+        self._roster.admit(sequence, hits + blocks, num_computed)
+        return True
+
+    def _make_way(self) -> None:
+        """Preempt running sequences of a strictly worse rank, last first, when the first that waits then fits."""
+        head, running = self._roster.waiting.first(), self._roster.running
+        if head is None or not running or rank(running[-1]) <= rank(head):
+            return
+        hits = self._cache.find(head)
+        demand, num_free = self._demand(head, hits), self._pool.num_free
+        worse = [sequence for sequence in reversed(running) if rank(sequence) > rank(head)]
+        num_victims = 0
+        while not self._fits(demand, num_free, len(running) - num_victims):
+            if num_victims == len(worse):
+                return
+            # A block that two victims share is left out, and one that the newcomer finds there was never demanded.
+            num_free += self._pool.num_exclusive(set(worse[num_victims].block_table).difference(hits))
+            num_victims += 1
+        for victim in worse[:num_victims]:
+            self._roster.preempt(victim)
+
+    def _demand(self, sequence: SequenceState, hits: list[int]) -> int:
+        """Return how many free blocks a waiting sequence needs: new ones, and hits that nobody uses now."""
+        return self._pool.blocks_for(len(sequence.token_ids)) - len(hits) + self._pool.num_unused(hits)
+
+    def _fits(self, demand: int, num_free: int, num_running: int) -> bool:
+        # One block of headroom for each one running, else their growth would soon preempt the newcomer.
+        return num_running < self._max_num_seqs and num_free >= demand + num_running
+
+    def _grow(self, sequence: SequenceState) -> bool:
+        """Make room for the next position; False when the sequence itself had to go.
+
+        The victim is the last in ``order``. Decodes are planned in that order, so no victim has a chunk in this plan.
+        """
+        while len(sequence.block_table) * self._pool.block_size <= sequence.num_computed:
+            blocks = self._pool.allocate(1)
+            if blocks is not None:
+                sequence.block_table += blocks
+                continue
+            victim = self._roster.running[-1]
+            self._roster.preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+
+def _append_prefill(chunks: list[ScheduledChunk], sequence: SequenceState, room: int) -> int:
+    """Plan as much of a prompt as there is room for; return the tokens taken."""
+    remaining = len(sequence.token_ids) - sequence.num_computed
+    num_tokens = min(remaining, room)
+    chunks.append(ScheduledChunk(sequence, sequence.num_computed, num_tokens, num_tokens == remaining))
+    return num_tokens

@@ -1,0 +1,49 @@
+"""Which beginning of a sequence the KV cache holds already."""
+
+from engine.scheduler.blocks import BlockHash, BlockPool
+from engine.scheduler.hashing import block_hash, chain_start
+from engine.scheduler.plan import SequenceState
+
+
+class PrefixCache:
+    """Finds and notes the content of a sequence's blocks in a pool.
+
+    Only full blocks have a name, so nobody ever writes into a block that is shared. A name is worked out once per
+    sequence and kept in ``block_hashes``: tokens only join at the end, so it stays true across preemptions.
+    """
+
+    def __init__(self, pool: BlockPool, *, enabled: bool = True) -> None:
+        self._pool = pool
+        self._enabled = enabled
+
+    def find(self, sequence: SequenceState) -> list[int]:
+        """Return the blocks that hold the longest known beginning; at least one token stays to be computed.
+
+        They are not in use yet: whoever wants them calls ``share`` of the pool before anything is allocated.
+        """
+        blocks: list[int] = []
+        if self._enabled:
+            for index in range((len(sequence.token_ids) - 1) // self._pool.block_size):
+                block = self._pool.find(self._name(sequence, index))
+                if block is None:
+                    break
+                blocks.append(block)
+        return blocks
+
+    def commit(self, sequence: SequenceState, start: int, end: int) -> None:
+        """Note the blocks that became full because tokens ``[start, end)`` were computed."""
+        if self._enabled:
+            for index in range(start // self._pool.block_size, end // self._pool.block_size):
+                self._pool.commit(sequence.block_table[index], self._name(sequence, index))
+
+    def reset(self) -> bool:
+        """Forget the content of every free block; True when the cache is empty now, because no content was in use."""
+        return self._pool.forget_free()
+
+    def _name(self, sequence: SequenceState, index: int) -> BlockHash:
+        names = sequence.block_hashes
+        if index == len(names):
+            size = self._pool.block_size
+            parent = names[-1] if names else chain_start(sequence.cache_salt)
+            names.append(block_hash(parent, sequence.token_ids[index * size : (index + 1) * size]))
+        return names[index]
