@@ -17,7 +17,7 @@ class Driver:
         self.runner = runner
         limits = runner.limits
         # Every second block first: a sequence's blocks are never neighbours.
-        self._free = [*range(1, limits.num_blocks, 2), *range(0, limits.num_blocks, 2)]
+        self._free = [*range(0, limits.num_blocks, 2), *range(1, limits.num_blocks, 2)]
         self._block_size = limits.block_size
         self._next_id = 0
 

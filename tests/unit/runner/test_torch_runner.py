@@ -78,7 +78,7 @@ def test_a_failing_sequence_hurts_no_other_and_no_later_owner_of_its_blocks(llam
     _poison_embedding(llama, poison)
     expected = generate(llama, [PROMPT], 12)[0]
     driver = Driver(start(llama))
-    good, bad = driver.add(PROMPT), driver.add([21, 22, poison, 23, 24, 25])
+    good, bad = driver.add(PROMPT), driver.add([21, poison, *range(22, 36)])
     samples = driver.step([(bad, 64), (good, 64)])
     assert samples[0].error is not None
     assert "not a number" in samples[0].error
@@ -86,6 +86,19 @@ def test_a_failing_sequence_hurts_no_other_and_no_later_owner_of_its_blocks(llam
     driver.free(bad)
     heir = driver.add(PROMPT)
     assert driver.generate([good, heir], 12, 64) == [expected, expected]
+
+
+def test_sequences_of_other_lengths_are_not_padded_with_anybodys_values(llama: Path) -> None:
+    poison = 5
+    _poison_embedding(llama, poison)
+    prompts = [list(range(20, 40)), [41, 42]]
+    expected = generate(llama, prompts, 8)
+    driver = Driver(start(llama))
+    bad = driver.add([21, poison, *range(22, 70)])
+    long, short = (driver.add(prompt) for prompt in prompts)
+    while short.num_output_tokens < 8 or long.num_output_tokens < 8:
+        driver.step([(bad, 1), (long, 1), (short, 1)])
+    assert [long.token_ids[20:28], short.token_ids[2:10]] == expected
 
 
 def _poison_embedding(folder: Path, token: int) -> None:
