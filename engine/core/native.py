@@ -28,6 +28,7 @@ class NativeCore:
         self._utilities: dict[str, Callable[..., Any]] = {
             "echo": _echo,
             "get_load": self._get_load,
+            "reset_prefix_cache": self._scheduler.reset_prefix_cache,
             "statistics": self._statistics,
         }
 
@@ -58,18 +59,33 @@ class NativeCore:
         """Free every sequence of a client that has gone; nothing more is said to it."""
         self._scheduler.free_client(client_id)
 
+    def stall_client(self, client_id: ClientId) -> None:
+        """Give the sequences of a client that takes nothing no more compute, seats and blocks."""
+        self._scheduler.stall_client(client_id)
+
+    def resume_client(self, client_id: ClientId) -> None:
+        """Let the sequences of a client that was stalled go on."""
+        self._scheduler.resume_client(client_id)
+
     def has_work(self) -> bool:
         """Tell whether the next step has anything to do or to say."""
         return self._scheduler.has_work()
 
-    def step(self, now: float) -> Mapping[ClientId, list[EngineCoreOutput]]:
-        """Plan, run and commit one step; a plan without chunks only delivers what there is to say."""
+    def step(
+        self, now: float, on_planned: Callable[[], object] | None = None
+    ) -> Mapping[ClientId, list[EngineCoreOutput]]:
+        """Plan, run and commit one step; a plan without chunks only delivers what there is to say.
+
+        on_planned: called between plan and run, when ``load`` shows who runs.
+        """
         plan = self._scheduler.plan()
+        if on_planned is not None:
+            on_planned()
         samples = self._runner.run(plan) if plan.chunks else ()
         return self._scheduler.apply(plan, samples, now)
 
     def load(self) -> Load:
-        """Return the counters as they are between two steps."""
+        """Return the counters as they are now."""
         return self._scheduler.load()
 
     def call(self, method: str, args: Sequence[Any]) -> Any:
@@ -116,4 +132,5 @@ def _to_sequence(request: AddRequest, received_at: float) -> SequenceState:
         priority=request.priority,
         cost=request.cost,
         num_resumed=len(request.output_token_ids),
+        cache_salt=request.cache_salt,
     )

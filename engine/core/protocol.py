@@ -1,6 +1,6 @@
 """The two seams inside an engine: what the process wraps (EngineCore) and what the scheduler drives (Runner)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,17 +55,28 @@ class EngineCore(Protocol):
     def free_client(self, client_id: ClientId) -> None:
         """Free every sequence of a client that has gone; nothing more is said to it."""
 
+    def stall_client(self, client_id: ClientId) -> None:
+        """Give the sequences of a client that takes nothing no more compute; what is known is still told."""
+
+    def resume_client(self, client_id: ClientId) -> None:
+        """Let the sequences of a client that was stalled go on."""
+
     def abort_all(self) -> None:
         """Free every sequence; each ends with an ABORT output of the next step."""
 
     def has_work(self) -> bool:
         """Tell whether the next step has anything to do or to say."""
 
-    def step(self, now: float) -> Mapping[ClientId, list[EngineCoreOutput]]:
-        """Run one step and return what to tell each client."""
+    def step(
+        self, now: float, on_planned: Callable[[], object] | None = None
+    ) -> Mapping[ClientId, list[EngineCoreOutput]]:
+        """Run one step and return what to tell each client.
+
+        on_planned: called when it is decided who runs and before it takes its time; ``load`` shows it then.
+        """
 
     def load(self) -> Load:
-        """Return the counters after the last step (``num_queued`` is the process's to fill)."""
+        """Return the counters as they are now (``num_queued`` is the process's to fill)."""
 
     def call(self, method: str, args: Sequence[Any]) -> Any:
         """Run a registered utility method; raises ``ValueError`` for an unknown one, naming those known."""

@@ -10,6 +10,7 @@ import zmq
 
 from engine.proc.mailbox import Mailbox
 from engine.proc.outbox import Outbox
+from engine.proc.patience import Patience, Verdict
 from engine.proc.shared import SharedState
 from engine.wire.codec import encode
 from engine.wire.errors import AddressError
@@ -20,6 +21,9 @@ from engine.wire.sockets import SendOutcome, connect, make_socket, send_nowait
 OUTPUT_HIGH_WATER_MARK = 1000
 """Frames under way to one client; behind them its outbox merges."""
 
+CLIENT_STALL_S = 5.0
+"""A client that takes nothing from a non-empty outbox for this long gets no more compute until it takes again."""
+
 CLIENT_DEAD_S = 30.0
 """A client that takes nothing from a non-empty outbox for this long loses its sequences."""
 
@@ -29,12 +33,13 @@ log = logging.getLogger(__name__)
 
 
 class _OutputLine:
-    """One client's PUSH socket and its outbox. blocked_since: when its pipe refused a frame; None while it takes."""
+    """One client's PUSH socket and its outbox. is_blocked: the pipe is full, and the poll tells when it has room."""
 
-    def __init__(self, socket: "zmq.Socket[bytes]", outbox: Outbox) -> None:
+    def __init__(self, socket: "zmq.Socket[bytes]", outbox: Outbox, patience: Patience) -> None:
         self.socket = socket
         self.outbox = outbox
-        self.blocked_since: float | None = None
+        self.patience = patience
+        self.is_blocked = False
 
 
 class OutputThread:
@@ -45,11 +50,13 @@ class OutputThread:
         context: "zmq.Context[zmq.Socket[bytes]]",
         engine_id: EngineId,
         shared: SharedState,
+        client_stall_s: float = CLIENT_STALL_S,
         client_dead_s: float = CLIENT_DEAD_S,
     ) -> None:
         self._context = context
         self._engine_id = engine_id
         self._shared = shared
+        self._client_stall_s = client_stall_s
         self._client_dead_s = client_dead_s
         self._mailbox = Mailbox()
         self._lines: dict[ClientId, _OutputLine] = {}
@@ -96,9 +103,9 @@ class OutputThread:
                 events = dict(self._poller.poll(self._timeout_ms()))
                 self._mailbox.run_posted()
                 for line in self._lines.values():
-                    if line.blocked_since is None or line.socket in events:
+                    if not line.is_blocked or line.socket in events:
                         self._flush(line)
-                self._give_up_on_dead_clients()
+                    self._judge(line)
         except Exception as error:
             log.exception("the output thread failed")
             self._shared.fail(f"the output thread failed: {error}")
@@ -113,10 +120,11 @@ class OutputThread:
         return empty or time.monotonic() >= self._flush_deadline
 
     def _timeout_ms(self) -> int | None:
+        now = time.monotonic()
         if self._flush_deadline is not None:
-            return max(0, math.ceil((self._flush_deadline - time.monotonic()) * 1000))
-        is_blocked = any(line.blocked_since is not None for line in self._lines.values())
-        return math.ceil(self._client_dead_s * 100) if is_blocked else None
+            return max(0, math.ceil((self._flush_deadline - now) * 1000))
+        wait_s = min((line.patience.wait_s(now) for line in self._lines.values()), default=math.inf)
+        return None if wait_s == math.inf else math.ceil(wait_s * 1000)
 
     def _open(self, client_id: ClientId, endpoint: str) -> None:
         socket = make_socket(self._context, zmq.PUSH, high_water_mark=OUTPUT_HIGH_WATER_MARK)
@@ -126,11 +134,13 @@ class OutputThread:
             log.warning("client %s gets no outputs: %s", client_id, error)
             socket.close()
             return
-        self._lines[client_id] = _OutputLine(socket, Outbox(self._engine_id, client_id))
+        patience = Patience(self._client_stall_s, self._client_dead_s)
+        self._lines[client_id] = _OutputLine(socket, Outbox(self._engine_id, client_id), patience)
 
     def _close(self, client_id: ClientId, linger_ms: int = 0) -> None:
         line = self._lines.pop(client_id, None)
         if line is not None:
+            self._end_stall(line)
             self._unblock(line)
             line.socket.close(linger=linger_ms)
 
@@ -160,23 +170,32 @@ class OutputThread:
                 self._block(line)
                 return
             line.outbox.sent()
+            self._end_stall(line)
         self._unblock(line)
 
     def _block(self, line: _OutputLine) -> None:
         """Leave a full pipe alone until the poll says that it has room again."""
-        line.blocked_since = time.monotonic()
-        self._poller.register(line.socket, zmq.POLLOUT)
+        line.patience.on_refused(time.monotonic())
+        if not line.is_blocked:
+            line.is_blocked = True
+            self._poller.register(line.socket, zmq.POLLOUT)
 
     def _unblock(self, line: _OutputLine) -> None:
-        if line.blocked_since is not None:
-            line.blocked_since = None
+        if line.is_blocked:
+            line.is_blocked = False
             self._poller.unregister(line.socket)
 
-    def _give_up_on_dead_clients(self) -> None:
-        for client_id, line in self._lines.items():
-            since = line.blocked_since
-            if since is not None and time.monotonic() - since > self._client_dead_s:
-                log.warning("client %s took nothing for %.0f s; freeing its sequences", client_id, self._client_dead_s)
-                line.outbox.clear()
-                line.blocked_since = time.monotonic()
-                self._shared.free_client(client_id)
+    def _end_stall(self, line: _OutputLine) -> None:
+        if line.patience.on_taken():
+            self._shared.set_stalled(line.outbox.client_id, is_stalled=False)
+
+    def _judge(self, line: _OutputLine) -> None:
+        client_id = line.outbox.client_id
+        verdict = line.patience.judge(time.monotonic())
+        if verdict is Verdict.STALLED:
+            log.warning("client %s takes nothing; it gets no compute until it does", client_id)
+            self._shared.set_stalled(client_id, is_stalled=True)
+        elif verdict is Verdict.DEAD:
+            log.warning("client %s took nothing for %.0f s; freeing its sequences", client_id, self._client_dead_s)
+            line.outbox.clear()
+            self._shared.free_client(client_id)

@@ -15,7 +15,7 @@ from engine.proc.input import InputThread
 from engine.proc.mailbox import Mailbox
 from engine.proc.output import OutputThread
 from engine.proc.report_line import ReportLine
-from engine.proc.shared import ClientGone, Intake, Received, SharedState
+from engine.proc.shared import ClientGone, ClientStalled, Intake, Received, SharedState
 from engine.wire.messages import (
     AbortRequest,
     AddRequest,
@@ -106,13 +106,17 @@ class EngineCoreProc:
 
     def _admit(self, core: EngineCore, intake: Sequence[Intake]) -> None:
         num_added = sum(self._handle(core, item) for item in intake)
-        self._shared.commit(core.load(), core.has_work(), num_added)
+        self._publish(core, num_added)
 
     def _step(self, core: EngineCore) -> None:
-        outputs = core.step(time.monotonic())
-        report_seq = self._shared.commit(core.load(), core.has_work())
+        # A report sent while the step takes its time must not count those that run as waiting.
+        outputs = core.step(time.monotonic(), on_planned=lambda: self._publish(core))
+        report_seq = self._publish(core)
         if outputs:
             self._output.put(outputs, report_seq)
+
+    def _publish(self, core: EngineCore, num_added: int = 0) -> int:
+        return self._shared.commit(core.load(), core.has_work(), num_added)
 
     def _handle(self, core: EngineCore, item: Intake) -> bool:
         """Hand one item to the core; True when it was a sequence, which so leaves the count of the queued."""
@@ -129,6 +133,8 @@ class EngineCoreProc:
                 self._output.put_utility(call.client_id, self._call(core, call), self._shared.next_report_seq)
             case ClientGone(client_id):
                 core.free_client(client_id)
+            case ClientStalled(client_id, is_stalled):
+                (core.stall_client if is_stalled else core.resume_client)(client_id)
         return False
 
     def _reroute(self, request: AddRequest) -> None:

@@ -29,7 +29,15 @@ class ClientGone:
     client_id: ClientId
 
 
-Intake = Received | ClientGone
+@dataclass(frozen=True, slots=True)
+class ClientStalled:
+    """A client has taken nothing for a while (``is_stalled``), or takes again; each stall is followed by its end."""
+
+    client_id: ClientId
+    is_stalled: bool
+
+
+Intake = Received | ClientGone | ClientStalled
 
 
 class SharedState:
@@ -90,6 +98,11 @@ class SharedState:
         """Let the loop free a client's sequences, behind everything received from it."""
         with self._lock:
             self._put(ClientGone(client_id))
+
+    def set_stalled(self, client_id: ClientId, *, is_stalled: bool) -> None:
+        """Let the loop give a client's sequences no more compute, or again."""
+        with self._lock:
+            self._put(ClientStalled(client_id, is_stalled))
 
     def fail(self, reason: str) -> None:
         """Make the busy loop die of a fault in another thread."""

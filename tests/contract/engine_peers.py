@@ -125,13 +125,23 @@ class Client:
         """Return an ADD with the next number of the line, unless one is given."""
         output_token_ids = changes.pop("output_token_ids", [])
         attempt = changes.pop("attempt", 0)
+        cache_salt = changes.pop("cache_salt", None)
         sampling = SamplingParams(**({"max_tokens": 8, "seed": 7} | changes))
         number = self.next_line_seq() if line_seq is None else line_seq
         request_id = self.ids.draw()
         self.tokens[request_id] = []
         self._num_resumed[request_id] = len(output_token_ids)
         return AddRequest(
-            self.client_id, number, request_id, 0, attempt, 1, list(prompt), list(output_token_ids), sampling
+            self.client_id,
+            number,
+            request_id,
+            0,
+            attempt,
+            1,
+            list(prompt),
+            list(output_token_ids),
+            sampling,
+            cache_salt=cache_salt,
         )
 
     def add(self, prompt: bytes = b"hello", **changes: Any) -> AddRequest:

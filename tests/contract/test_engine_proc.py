@@ -75,6 +75,32 @@ def test_an_abort_of_an_unknown_request_is_applied_alike(peers: Peers) -> None:
     peers.coordinator.wait_report(lambda r: r.applied.get(client.client_id) == 1 and not r.has_work)
 
 
+def test_a_mass_abort_is_seen_in_the_next_reports_without_another_request(peers: Peers) -> None:
+    client = peers.introduce()
+    requests = [client.add(max_tokens=8000) for _ in range(50)]
+    peers.coordinator.wait_report(lambda r: r.load.num_running == 50)
+    for request in requests:
+        client.abort(request)
+    peers.coordinator.wait_report(lambda r: r.applied.get(client.client_id) == 100)
+    loads = [peers.coordinator.next_report().load for _ in range(2)]
+    assert any((load.num_queued, load.num_waiting, load.num_running, load.kv_usage) == (0, 0, 0, 0.0) for load in loads)
+
+
+def test_a_beginning_computed_before_is_served_from_the_cache_of_the_same_salt(peers: Peers) -> None:
+    client = peers.introduce()
+    prompt = b"the quick brown fox jumps over the lazy dog"
+    cached = []
+    for salt in (None, None, "tenant", "tenant"):
+        client.finish(client.add(prompt, cache_salt=salt, max_tokens=1))
+        cached.append(client.frames[-1].outputs[0].num_cached_tokens)
+    assert cached == [0, 32, 0, 32]
+    assert client.call("reset_prefix_cache").result is True
+    client.finish(client.add(prompt, max_tokens=1))
+    assert client.frames[-1].outputs[0].num_cached_tokens == 0
+    load = client.call("get_load").result
+    assert (load["num_prefix_query_tokens"], load["num_prefix_hit_tokens"]) == (5 * len(prompt), 64)
+
+
 def test_duplicates_are_dropped_and_a_gap_waits_for_the_missing_message(peers: Peers) -> None:
     client = peers.introduce()
     first, second, third = (client.request(max_tokens=2) for _ in range(3))
@@ -136,10 +162,10 @@ def test_an_idle_engine_runs_no_step_and_still_reports(peers: Peers) -> None:
 def test_a_hanging_step_does_not_silence_the_reports_and_shows_newcomers(peers: Peers) -> None:
     client = peers.introduce()
     client.add(bytes([HANG]))
-    peers.coordinator.wait_report(lambda r: r.load.num_waiting == 1)
+    peers.coordinator.wait_report(lambda r: r.load.num_running == 1)
     client.add()
     report = peers.coordinator.wait_report(lambda r: r.applied == {client.client_id: 2})
-    assert (report.load.num_queued, report.load.num_waiting) == (1, 1)
+    assert (report.load.num_queued, report.load.num_waiting, report.load.num_running) == (1, 0, 1)
     assert {peers.coordinator.next_report().load.num_steps for _ in range(3)} == {0}
 
 

@@ -120,12 +120,41 @@ def test_a_freed_client_leaves_nothing_to_do() -> None:
     assert not core.has_work()
 
 
+def test_the_load_between_plan_and_run_shows_who_runs() -> None:
+    core, runner = make_core()
+    core.add_request(make_request(), received_at=0.0)
+    seen = []
+    core.step(0.0, on_planned=lambda: seen.append((core.load().num_running, core.load().num_waiting, runner.num_runs)))
+    assert seen == [(1, 0, 0)]
+
+
+def test_a_stalled_client_is_no_work_until_it_takes_again() -> None:
+    core, _ = make_core()
+    core.add_request(make_request(), received_at=0.0)
+    core.stall_client(CLIENT)
+    assert not core.has_work()
+    core.resume_client(CLIENT)
+    assert step(core)[0].new_token_ids == [50]
+
+
+def test_a_salt_keeps_requests_out_of_each_others_cache() -> None:
+    core, _ = make_core()
+    cached = []
+    for request_id, salt in enumerate((None, "a", "a", "b", None)):
+        request = make_request(request_id, prompt=(5,) * 10, max_tokens=1)
+        request.cache_salt = salt
+        core.add_request(request, received_at=0.0)
+        cached.append(step(core)[0].num_cached_tokens)
+    assert cached == [0, 0, 8, 0, 8]
+    assert core.call("reset_prefix_cache", []) is True
+
+
 def test_utilities_are_a_closed_list() -> None:
     core, _ = make_core()
     assert core.call("echo", ["hello"]) == "hello"
     assert core.call("get_load", [])["num_running"] == 0
     assert core.call("statistics", [])["num_kv_tokens"] == 256
-    with pytest.raises(ValueError, match=r"'__init__'; there are echo, get_load, statistics"):
+    with pytest.raises(ValueError, match=r"'__init__'; there are echo, get_load, reset_prefix_cache"):
         core.call("__init__", [])
 
 
