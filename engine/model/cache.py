@@ -27,7 +27,9 @@ def cached_name(model: ResolvedModel, *variant: str) -> str:
     that exists is fresh. A hub name counts as unchanged for as long as its folder is there.
     """
     digest = hashlib.sha256(repr((_FORMAT, model.path, _stamps(model), variant)).encode()).hexdigest()[:16]
-    readable = "".join(c if c.isalnum() or c in ".-_" else "-" for c in model.display_name)
+    # Not the display name: the same model may be asked for by its known name and, by another process, by its path.
+    title = Path(model.gguf_file).stem if model.gguf_file else Path(model.path).name
+    readable = "".join(c if c.isalnum() or c in ".-_" else "-" for c in title)
     return "-".join([readable, *variant, digest])
 
 

@@ -62,7 +62,7 @@ def resolve_model(name: str, gguf_file: str | None = None) -> ResolvedModel:
     if name and path.is_dir():
         return _resolve_folder(path.resolve(), gguf_file)
     if path.is_file():
-        return _resolve_file(path.absolute())
+        return _resolve_file(path)
     if _looks_like_path(name) or not _HUB_NAME.fullmatch(name):
         raise StartupError(f"model {name!r} does not exist; --model takes {_what_is_taken()}")
     return ResolvedModel(path=name, gguf_file=gguf_file, display_name=name, is_local=False)
@@ -73,7 +73,8 @@ def _resolve_known(name: str) -> ResolvedModel:
     spec = find_spec(known.package)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (Path(folder) / known.gguf_file).is_file():
-            return ResolvedModel(path=folder, gguf_file=known.gguf_file, display_name=name, is_local=True)
+            path = str(Path(folder).resolve())
+            return ResolvedModel(path=path, gguf_file=known.gguf_file, display_name=name, is_local=True)
     raise StartupError(f"the weights of {name} are not installed; run `make setup` or `{known.install_command}`")
 
 
@@ -88,7 +89,8 @@ def _resolve_folder(folder: Path, gguf_file: str | None) -> ResolvedModel:
 def _resolve_file(file: Path) -> ResolvedModel:
     if file.suffix.lower() != ".gguf":
         raise StartupError(f"model file {file} is no .gguf file; --model takes {_what_is_taken()}")
-    return ResolvedModel(path=str(file.parent), gguf_file=file.name, display_name=file.stem, is_local=True)
+    folder = str(file.parent.resolve())  # not file.resolve(): in the hub's cache that is a blob without a name
+    return ResolvedModel(path=folder, gguf_file=file.name, display_name=file.stem, is_local=True)
 
 
 def _looks_like_path(name: str) -> bool:

@@ -10,16 +10,16 @@ from engine.model.cache import cached_name, default_cache_dir, making_folder, on
 from engine.model.names import ResolvedModel
 
 
-def model_in(folder: Path) -> ResolvedModel:
-    return ResolvedModel(path=str(folder), gguf_file="m.gguf", display_name="org/m 1", is_local=True)
+def model_in(folder: Path, display_name: str = "known") -> ResolvedModel:
+    return ResolvedModel(path=str(folder), gguf_file="m 1.gguf", display_name=display_name, is_local=True)
 
 
 def test_the_name_is_readable_and_follows_every_change_of_the_source(tmp_path: Path) -> None:
-    source = tmp_path / "m.gguf"
+    source = tmp_path / "m 1.gguf"
     source.write_bytes(b"one")
     names = [cached_name(model_in(tmp_path)), cached_name(model_in(tmp_path), "float32")]
-    assert names[0].startswith("org-m-1-")
-    assert cached_name(model_in(tmp_path)) == names[0]
+    assert names[0].startswith("m-1-")
+    assert cached_name(model_in(tmp_path, "known by another name")) == names[0]
     source.write_bytes(b"longer")
     names.append(cached_name(model_in(tmp_path)))
     os.utime(source, ns=(1, 1))
