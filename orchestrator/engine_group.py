@@ -68,17 +68,21 @@ class EngineGroup:
         if self._line is not None:
             self._line.publish()
         # An engine that has not loaded holds nothing of anybody's: no reason to wait for it.
-        serving = [seat.engine_id for seat in self.seats if seat.is_ready]
-        await wait_all([self._exits[engine_id] for engine_id in serving], _LEAVE_S, hurry)
-        disobeyed = [engine_id for engine_id in serving if not self._exits[engine_id].done()]
-        for engine_id in self._exits:
-            self._host.kill(engine_id)
-        await wait_all(self._exits.values(), _KILLED_S)
-        alive = [engine_id for engine_id, exited in self._exits.items() if not exited.done()]
+        loaded = [exited for engine_id, exited in self._exits.items() if self.seats.of(engine_id).is_ready]
+        await wait_all(loaded, _LEAVE_S, hurry)
+        remarks = await self._kill_rest()
         if self._line is not None:
             self._line.close()
-        return [f"rank {engine_id.rank} did not leave by itself and was killed" for engine_id in disobeyed] + [
-            f"rank {engine_id.rank} could not be killed" for engine_id in alive
+        return remarks
+
+    async def _kill_rest(self) -> list[str]:
+        rest = [engine_id for engine_id, exited in self._exits.items() if not exited.done()]
+        for engine_id in rest:
+            self._host.kill(engine_id)
+        await wait_all([self._exits[engine_id] for engine_id in rest], _KILLED_S)
+        return [
+            f"rank {engine_id.rank} {'was' if self._exits[engine_id].done() else 'could not be'} killed"
+            for engine_id in rest
         ]
 
     def _on_report(self, report: EngineReport) -> None:

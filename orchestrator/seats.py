@@ -68,6 +68,10 @@ class SeatTable:
     def __iter__(self) -> Iterator[SeatStatus]:
         return iter(self._seats.values())
 
+    def of(self, engine_id: EngineId) -> SeatStatus:
+        """Return the seat of an engine of this deployment."""
+        return self._seats[engine_id]
+
     def on_report(self, report: EngineReport) -> SeatStatus | None:
         """Take an engine's report and return its seat; None for a stale report or one of no engine of ours."""
         seat = self._seats.get(report.engine_id)
