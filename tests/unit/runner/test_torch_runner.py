@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BloomConfig, LlamaConfig, MambaConfig, Phi3Config
+from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig, MambaConfig, Phi3Config
 
 from engine.config import ModelConfig, SchedulerConfig
 from engine.core.protocol import Runner
@@ -13,7 +13,7 @@ from engine.runner.torch_runner import TorchRunner
 from engine.wire.errors import StartupError
 from engine.wire.sampling import SamplingParams
 from tests.unit.runner.driver import GREEDY, Driver
-from tests.unit.runner.families import MAX_POSITIONS, VOCAB_SIZE, generate, save_family, save_model
+from tests.unit.runner.families import MAX_POSITIONS, VOCAB_SIZE, generate, save_family, save_model, without_bars
 
 SCHEDULER = SchedulerConfig(block_size=4, max_num_seqs=4, kv_cache_memory_bytes=8 << 20)
 PROMPT = [11, 12, 13, 14, 15, 16]
@@ -103,13 +103,13 @@ def test_sequences_of_other_lengths_are_not_padded_with_anybodys_values(llama: P
 
 
 def _poison_embedding(folder: Path, token: int) -> None:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    with without_bars():
+        model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.lm_head.weight is not model.model.embed_tokens.weight
     with torch.no_grad():
         model.model.embed_tokens.weight[token] = torch.nan
-    model.save_pretrained(folder)
+    with without_bars():
+        model.save_pretrained(folder)
 
 
 def test_a_seeded_sequence_gets_the_same_tokens_alone_and_in_company(llama: Path) -> None:
