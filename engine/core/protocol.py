@@ -14,6 +14,7 @@ class RunnerLimits:
     """What a runner learned while it loaded.
 
     num_blocks: KV blocks of ``block_size`` tokens. eos_token_ids: tokens that end a sequence by themselves.
+    features: see ``EngineReady``.
     """
 
     max_model_len: int
@@ -23,6 +24,7 @@ class RunnerLimits:
     eos_token_ids: frozenset[int]
     device: str
     dtype: str
+    features: frozenset[str] = frozenset()
 
 
 class Runner(Protocol):

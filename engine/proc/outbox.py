@@ -3,6 +3,7 @@
 from collections import deque
 
 from engine.wire.ids import ClientId, EngineId
+from engine.wire.logprobs import Logprobs
 from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, UtilityOutput
 
 
@@ -103,4 +104,10 @@ def _join(before: EngineCoreOutput, after: EngineCoreOutput) -> EngineCoreOutput
         after.error,
         before.queue_time_s if before.queue_time_s is not None else after.queue_time_s,
         before.num_cached_tokens or after.num_cached_tokens,
+        _join_logprobs(before.logprobs, after.logprobs),
+        before.prompt_logprobs or after.prompt_logprobs,
     )
+
+
+def _join_logprobs(before: Logprobs | None, after: Logprobs | None) -> Logprobs | None:
+    return before + after if before is not None and after is not None else before or after

@@ -187,4 +187,5 @@ class EngineCoreProc:
             dtype=limits.dtype,
             node=self._spec.node or socket.gethostname(),
             pid=os.getpid(),
+            features=tuple(sorted(limits.features)),
         )

@@ -6,15 +6,19 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from engine.wire.ids import ClientId
+from engine.wire.logprobs import Logprobs
 from engine.wire.sampling import SamplingParams
 
 SequenceKey = tuple[int, int]
 """(request_id, sample_index): names one token stream inside an engine."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class SequenceState:
     """One token stream inside the engine. The scheduler owns and writes it; the runner only reads.
+
+    What a runner keeps for a sequence it keeps under a weak reference, so that it goes with the sequence, whatever its
+    end. ``token_ids`` only ever grows.
 
     token_ids: prompt, then output tokens of earlier attempts, then output tokens of this one.
     num_prompt_tokens: how many of ``token_ids`` are the user's prompt.
@@ -60,6 +64,11 @@ class SequenceState:
         """Return the output tokens so far, over all attempts."""
         return len(self.token_ids) - self.num_prompt_tokens
 
+    @property
+    def awaits_prompt_logprobs(self) -> bool:
+        """Tell whether every prompt token must be computed, because its log-probability goes out with the next one."""
+        return self.sampling.num_prompt_logprobs is not None and self.num_output_tokens == self.num_resumed
+
 
 class ScheduledChunk(Struct, frozen=True, eq=False):
     """Tokens ``[start, start + num_tokens)`` of one sequence run in this step.
@@ -92,7 +101,10 @@ class Sample:
     """What the runner found for one chunk that samples.
 
     token_id: the new token; meaningless when ``error`` is set. error: one sentence when this sequence alone failed.
+    logprobs, prompt_logprobs: what goes out with the token, when asked for.
     """
 
     token_id: int
     error: str | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None

@@ -19,10 +19,11 @@ class PrefixCache:
     def find(self, sequence: SequenceState) -> list[int]:
         """Return the blocks that hold the longest known beginning; at least one token stays to be computed.
 
+        Empty when the log-probabilities of the prompt are to come: the cache holds keys and values, no scores.
         They are not in use yet: whoever wants them calls ``share`` of the pool before anything is allocated.
         """
         blocks: list[int] = []
-        if self._enabled:
+        if self._enabled and not sequence.awaits_prompt_logprobs:
             for index in range((len(sequence.token_ids) - 1) // self._pool.block_size):
                 block = self._pool.find(self._name(sequence, index))
                 if block is None:

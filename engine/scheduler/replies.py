@@ -1,7 +1,8 @@
 """What the engine has to tell its clients since the last step."""
 
-from engine.scheduler.plan import SequenceState
+from engine.scheduler.plan import Sample, SequenceState
 from engine.wire.ids import ClientId
+from engine.wire.logprobs import Logprobs
 from engine.wire.messages import EngineCoreOutput, FinishReason
 
 
@@ -23,9 +24,12 @@ class Replies:
         """Drop what was meant for a client that has gone."""
         self._outputs.pop(client_id, None)
 
-    def token(self, sequence: SequenceState, token_id: int, finish_reason: FinishReason | None) -> None:
+    def token(self, sequence: SequenceState, sample: Sample, finish_reason: FinishReason | None) -> None:
         """Tell a new token, and the end when it was the last one; call it when the token has joined the sequence."""
-        self._add(sequence, _output(sequence, sequence.num_output_tokens - 1, [token_id], finish_reason))
+        output = _output(sequence, sequence.num_output_tokens - 1, [sample.token_id], finish_reason)
+        output.logprobs = sample.logprobs
+        output.prompt_logprobs = sample.prompt_logprobs
+        self._add(sequence, output)
 
     def end(
         self,
@@ -34,11 +38,13 @@ class Replies:
         *,
         stop_token_id: int | None = None,
         error: str | None = None,
+        prompt_logprobs: Logprobs | None = None,
     ) -> None:
         """Tell the end of a sequence without a new token."""
         output = _output(sequence, sequence.num_output_tokens, [], finish_reason)
         output.stop_token_id = stop_token_id
         output.error = error
+        output.prompt_logprobs = prompt_logprobs
         self._add(sequence, output)
 
     def _add(self, sequence: SequenceState, output: EngineCoreOutput) -> None:

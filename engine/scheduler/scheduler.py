@@ -12,6 +12,7 @@ from engine.scheduler.prefix_cache import PrefixCache
 from engine.scheduler.replies import Replies
 from engine.scheduler.roster import Roster
 from engine.wire.ids import ClientId
+from engine.wire.logprobs import Logprobs
 from engine.wire.messages import EngineCoreOutput, FinishReason, Load
 
 
@@ -165,23 +166,28 @@ class Scheduler:
             return
         self._cache.commit(sequence, chunk.start, end)
         if sample is not None:
-            self._take_token(sequence, sample.token_id)
+            self._take_token(sequence, sample)
 
     def _begin(self, sequence: SequenceState, now: float) -> None:
         sequence.scheduled_at = now
         self._num_prefix_query_tokens += len(sequence.token_ids)
         self._num_prefix_hit_tokens += sequence.num_cached
 
-    def _take_token(self, sequence: SequenceState, token_id: int) -> None:
+    def _take_token(self, sequence: SequenceState, sample: Sample) -> None:
         if sequence.num_output_tokens == sequence.num_resumed:
             self._num_prompt_tokens += sequence.num_prompt_tokens
-        if stops_at(sequence, token_id, self._eos_token_ids):
-            self._finish(sequence, FinishReason.STOP, stop_token_id=token_id)
+        if stops_at(sequence, sample.token_id, self._eos_token_ids):
+            self._finish(
+                sequence,
+                FinishReason.STOP,
+                stop_token_id=sample.token_id,
+                prompt_logprobs=sample.prompt_logprobs,
+            )
             return
-        sequence.token_ids.append(token_id)
+        sequence.token_ids.append(sample.token_id)
         self._num_generation_tokens += 1
         full = is_full(sequence, self.max_len)
-        self._replies.token(sequence, token_id, FinishReason.LENGTH if full else None)
+        self._replies.token(sequence, sample, FinishReason.LENGTH if full else None)
         if full:
             self._leave(sequence)
 
@@ -194,8 +200,9 @@ class Scheduler:
         *,
         stop_token_id: int | None = None,
         error: str | None = None,
+        prompt_logprobs: Logprobs | None = None,
     ) -> None:
-        self._replies.end(sequence, reason, stop_token_id=stop_token_id, error=error)
+        self._replies.end(sequence, reason, stop_token_id=stop_token_id, error=error, prompt_logprobs=prompt_logprobs)
         self._leave(sequence)
 
     def _leave(self, sequence: SequenceState) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from engine.wire.ids import ClientId, EngineId
+from engine.wire.logprobs import Logprobs
 from engine.wire.sampling import SamplingParams
 
 EEP_NOTIFICATION_CALL_ID = -1
@@ -82,6 +83,7 @@ class EngineReady(Struct, array_like=True, frozen=True):
     max_model_len: prompt + output tokens of one sequence at most.
     vocab_size: token ids are in [0, vocab_size).
     num_kv_tokens: tokens the KV cache holds.
+    features: what this engine can do beside drawing tokens: ``logprobs``, ``grammar``.
 
     A line begins here: both sides count from 1 behind it. A second EngineReady of the same engine begins a new line and
     says that the engine dropped what it had of this client.
@@ -98,6 +100,7 @@ class EngineReady(Struct, array_like=True, frozen=True):
     dtype: str
     node: str
     pid: int
+    features: tuple[str, ...] = ()
 
 
 # --- engine -> client: the output line ------------------------------------------------------------------------------
@@ -121,6 +124,8 @@ class EngineCoreOutput(Struct, array_like=True, gc=False):
     error: one sentence for the user when ``finish_reason`` is ERROR.
     queue_time_s: with the first tokens of an attempt, time from receipt to first being scheduled; else None.
     num_cached_tokens: with the first tokens of an attempt, prompt tokens served from the prefix cache.
+    logprobs: of ``new_token_ids``, when asked for.
+    prompt_logprobs: with the first tokens of an attempt, of all prompt tokens but the first, when asked for.
     """
 
     request_id: int
@@ -133,6 +138,8 @@ class EngineCoreOutput(Struct, array_like=True, gc=False):
     error: str | None = None
     queue_time_s: float | None = None
     num_cached_tokens: int = 0
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
 
 
 class UtilityOutput(Struct, array_like=True):

@@ -16,6 +16,14 @@ class SamplingParams(Struct, array_like=True, frozen=True, kw_only=False):
         randomness.
     stop_token_ids: tokens that end the sequence with finish reason ``stop`` and are not part of the text.
     ignore_eos: go on past the model's end-of-sequence tokens.
+    presence_penalty, frequency_penalty: taken from the score of a token that is in the output, once and for each time.
+    repetition_penalty: scores of tokens in prompt or output are divided by it, negative ones multiplied; 1 is off.
+    logit_bias: token -> number added to its score.
+    allowed_token_ids: no other tokens are drawn; empty allows all.
+    bad_words: token sequences that never get complete in the output.
+    num_logprobs: log-probabilities of each output token and of so many best ones at its place; None for none.
+    num_prompt_logprobs: the same of each prompt token but the first.
+    grammar: what the output must match, in llguidance's form, checked by whoever sends it; None for anything.
     """
 
     max_tokens: int
@@ -27,3 +35,12 @@ class SamplingParams(Struct, array_like=True, frozen=True, kw_only=False):
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    grammar: str | None = None

@@ -57,6 +57,8 @@ def _values(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.floats(allow_nan=False)
         case inspect.StrType():
             return st.text(max_size=10)
+        case inspect.BytesType():
+            return st.binary(max_size=12)
         case inspect.BoolType():
             return st.booleans()
         case inspect.NoneType():
