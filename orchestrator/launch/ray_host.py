@@ -58,6 +58,7 @@ class RayHost:
         self._bundle: dict[str, float] = {}
         self._groups: list[PlacementGroup] = []
         self._hosted: dict[EngineId, _Hosted] = {}
+        self._killed: set[EngineId] = set()  # their last lines are our own doing and tell nobody anything
 
     async def open(self, num_ranks: int, device: str) -> Site:
         """Start or join Ray and reserve one placement group per rank.
@@ -86,7 +87,8 @@ class RayHost:
         )
         actor: Any = shell.remote()
         exited: asyncio.Future[EngineExit] = asyncio.get_running_loop().create_future()
-        following = self._follow(actor, actor.run.remote(msgspec.json.encode(spec)), exited)
+        ending = actor.run.remote(msgspec.json.encode(spec))
+        following = self._follow(spec.engine_id, ending, exited)
         task = asyncio.create_task(following, name=f"follow engine {spec.engine_id}")
         self._hosted[spec.engine_id] = _Hosted(actor, task)
         return EngineHandle(spec.engine_id, exited)
@@ -94,6 +96,7 @@ class RayHost:
     def kill(self, engine_id: EngineId) -> None:
         """Kill an engine's actor; the engine's process dies with it."""
         if engine_id in self._hosted:
+            self._killed.add(engine_id)
             ray.kill(self._hosted[engine_id].actor, no_restart=True)
 
     async def stop(self, _hurry: "asyncio.Future[Any]") -> list[str]:
@@ -109,21 +112,26 @@ class RayHost:
         ray_cluster.leave_cluster()
         return []
 
-    async def _follow(self, actor: Any, ending: "ray.ObjectRef[Any]", exited: "asyncio.Future[EngineExit]") -> None:
-        try:
-            returncode, reason, lines = await ending
-            end = EngineExit(returncode, reason, tuple(lines))
-        except ActorUnavailableError:
-            # Not a death yet: the node may be back, and the engine on it goes on meanwhile.
-            await asyncio.sleep(_FENCE_S)
-            ray.kill(actor, no_restart=True)
-            end = EngineExit(None, f"its node was out of reach for {_FENCE_S:g} s")
-        except RayError as error:
-            end = EngineExit(None, describe_ray_error(error), tuple(str(error).splitlines()[-NUM_LAST_LINES:]))
-        if end.returncode != 0:
+    async def _follow(
+        self, engine_id: EngineId, ending: "ray.ObjectRef[Any]", exited: "asyncio.Future[EngineExit]"
+    ) -> None:
+        end = await self._wait_end(engine_id, ending)
+        if end.returncode != 0 and engine_id not in self._killed:
             for line in end.last_lines:
                 self._on_line(line)
         exited.set_result(end)
+
+    async def _wait_end(self, engine_id: EngineId, ending: "ray.ObjectRef[Any]") -> EngineExit:
+        try:
+            returncode, reason, lines = await ending
+        except ActorUnavailableError:
+            # Not a death yet: the node may be back, and the engine on it goes on meanwhile.
+            await asyncio.sleep(_FENCE_S)
+            self.kill(engine_id)
+            return EngineExit(None, f"its node was out of reach for {_FENCE_S:g} s")
+        except RayError as error:
+            return EngineExit(None, describe_ray_error(error), tuple(str(error).splitlines()[-NUM_LAST_LINES:]))
+        return EngineExit(returncode, reason, tuple(lines))
 
     async def _wait_placed(self) -> None:
         deadline = asyncio.get_running_loop().time() + _PLACE_S
