@@ -53,6 +53,16 @@ def test_a_living_run_is_found_once_it_says_where_it_answers_and_never_swept(par
     run.remove()
 
 
+def test_looking_for_runs_leaves_no_descriptor_open(parent: Path) -> None:
+    run = RunDir(parent)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        list(live_runs(parent))
+        sweep(parent)
+    assert len(os.listdir("/proc/self/fd")) == before
+    run.remove()
+
+
 def test_the_folder_of_a_killed_run_is_not_found_and_swept(parent: Path) -> None:
     command = [sys.executable, "-c", KILLED_RUN, str(parent)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
