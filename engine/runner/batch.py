@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engine.runner.logprobs import scored_positions
 from engine.scheduler.plan import ScheduledChunk, StepPlan
 
 
@@ -58,14 +59,15 @@ class StepBatch:
     """One flattened forward pass over T tokens; all tensors on the device.
 
     input_ids, position_ids: [1, T]. slots: [T], where each token's key and value go.
-    sampled_rows: [S], the last row of each sampling chunk, in plan order.
+    kept_rows: [S + P], the rows whose scores are wanted: the last one of each sampling chunk, then those of
+        ``scored_positions`` of each chunk, both in plan order.
     begun_blocks: [B], blocks of which this step writes the beginning but not the end.
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     slots: torch.Tensor
-    sampled_rows: torch.Tensor
+    kept_rows: torch.Tensor
     begun_blocks: torch.Tensor
     decode: DecodeRows | None
     prefills: Sequence[PrefillChunk]
@@ -91,11 +93,19 @@ def make_batch(plan: StepPlan, block_size: int, padding_block: int, device: torc
         input_ids=_to_device(tokens, device)[None],
         position_ids=position_ids[None],
         slots=_to_device(slots, device),
-        sampled_rows=_to_device([last_row[id(chunk)] for chunk in plan.chunks if chunk.samples], device),
+        kept_rows=_to_device(_kept_rows(plan.chunks, last_row), device),
         begun_blocks=_to_device(_begun_blocks(plan.chunks, block_size), device),
         decode=_decode_rows(decoding, position_ids, block_size, padding_block) if decoding else None,
         prefills=_prefill_chunks(prefilling, position_ids, len(decoding), block_size),
     )
+
+
+def _kept_rows(chunks: Sequence[ScheduledChunk], last_row: dict[int, int]) -> list[int]:
+    sampled = [last_row[id(chunk)] for chunk in chunks if chunk.samples]
+    for chunk in chunks:
+        first = last_row[id(chunk)] - chunk.num_tokens + 1
+        sampled += [first + position - chunk.start for position in scored_positions(chunk)]
+    return sampled
 
 
 def _decode_rows(

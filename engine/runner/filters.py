@@ -5,49 +5,65 @@ top-p measures mass within what top-k left, as transformers does. Tokens that ti
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from engine.wire.sampling import SamplingParams
 
-_WIDTHS = (64, 1024)
-"""Best tokens looked at first. Sorting a whole vocabulary costs more than a step of a small model, and only a row whose
-mass is spread wider than this needs it."""
+
+def is_filtered(params: SamplingParams) -> bool:
+    """Tell whether any of the three filters may drop a token."""
+    return params.top_p < 1.0 or params.top_k > 0 or params.min_p > 0.0
 
 
-def lowest_kept(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Return the cut of each row [R] of ``scores`` [R, V]: log-weights whose maximum is 0 in each row."""
-    device, vocabulary = scores.device, scores.shape[1]
-    cut = torch.tensor([p.min_p for p in params], device=device).log()
-    pending = [row for row, p in enumerate(params) if p.top_p < 1.0 or 0 < p.top_k < vocabulary]
-    for width in (*(w for w in _WIDTHS if w < vocabulary), vocabulary):
-        if not pending:
-            break
-        rows = torch.tensor(pending, device=device)
-        found, done = _cut_within(scores[rows], [params[row] for row in pending], width)
-        cut[rows] = torch.where(done, torch.maximum(cut[rows], found), cut[rows])
-        pending = [row for row, is_done in zip(pending, done.tolist(), strict=True) if not is_done]
-    return cut
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """The filters of R rows. top_k: [R], at most the vocabulary. top_p: [R], infinite when off. min_score: [R]."""
 
+    vocab_size: int
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_score: torch.Tensor
 
-def _cut_within(
-    scores: torch.Tensor, params: Sequence[SamplingParams], width: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Look for the cut among the ``width`` best tokens of each row; return the cuts and whether each one holds.
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> "Filters":
+        """Gather the filters of some rows."""
+        top_p = [p.top_p if p.top_p < 1.0 else torch.inf for p in params]
+        return cls(
+            vocab_size=vocab_size,
+            top_k=torch.tensor([min(p.top_k or vocab_size, vocab_size) for p in params], device=device),
+            top_p=torch.tensor(top_p, dtype=torch.float64, device=device),
+            min_score=torch.tensor([p.min_p for p in params], device=device).log(),
+        )
 
-    Which width settles a row depends on that row alone.
-    """
-    device, vocabulary = scores.device, scores.shape[1]
-    top_k = torch.tensor([p.top_k or vocabulary for p in params], device=device).clamp(max=vocabulary)
-    top_p = torch.tensor([p.top_p if p.top_p < 1.0 else torch.inf for p in params], dtype=torch.float64, device=device)
-    best = scores.topk(width, dim=-1).values
-    in_top_k = torch.arange(width, device=device) < top_k[:, None]
-    weights = best.double().exp() * in_top_k
-    cumulative = weights.cumsum(dim=-1)
-    whole = top_k <= width
-    mass = torch.where(whole, cumulative[:, -1], scores.exp().sum(dim=-1, dtype=torch.float64))
-    wanted = (top_p * mass)[:, None]
-    num_kept = (in_top_k & (cumulative - weights < wanted)).sum(dim=-1)
-    reached = (top_k == vocabulary) & (cumulative[:, -1] >= wanted[:, 0])
-    found = best.gather(1, (num_kept - 1).clamp(min=0)[:, None]).squeeze(1)
-    return found, whole | reached
+    def select(self, rows: torch.Tensor) -> "Filters":
+        """Return the filters of these rows."""
+        return Filters(
+            vocab_size=self.vocab_size,
+            top_k=self.top_k[rows],
+            top_p=self.top_p[rows],
+            min_score=self.min_score[rows],
+        )
+
+    def cut(self, best: torch.Tensor, mass: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Look for the cut among the W best scores of each row; return the cuts [R] and whether each one holds [R].
+
+        best: [R, W], descending log-weights whose first is 0. mass: [R], the sum of the weights of all tokens;
+        infinite where it is not known, which is where top-k is on.
+
+        A cut holds when every token it keeps is surely among the W best. Whether it does depends on the row alone.
+        """
+        width = best.shape[1]
+        in_top_k = torch.arange(width, device=best.device) < self.top_k[:, None]
+        weights = best.double().exp() * in_top_k
+        cumulative = weights.cumsum(dim=-1)
+        within = torch.where(self.top_k <= width, cumulative[:, -1], mass)
+        num_kept = (in_top_k & (cumulative - weights < (self.top_p * within)[:, None])).sum(dim=-1)
+        last_kept = best.gather(1, (num_kept - 1).clamp(min=0)[:, None]).squeeze(1)
+        cut = torch.maximum(last_kept, self.min_score)
+        if width == self.vocab_size:
+            return cut, torch.ones_like(cut, dtype=torch.bool)
+        # The mass of what top-k leaves is not known when that is more than what is looked at.
+        is_mass_known = (self.top_k <= width) | (self.top_k == self.vocab_size) | self.top_p.isinf()
+        return cut, is_mass_known & (best[:, -1] < cut)

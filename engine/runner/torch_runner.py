@@ -11,9 +11,10 @@ from engine.model.loader import LoadedModel, load_model
 from engine.model.progress import OnProgress
 from engine.runner.attention import ATTENTION_NAME, STEP_KEYWORD, PagedStep, register_attention
 from engine.runner.batch import StepBatch, make_batch
+from engine.runner.grammar_tokenizer import load_grammars
 from engine.runner.kv_cache import PagedKVCache, count_blocks
 from engine.runner.probe import probe_layers
-from engine.runner.sampler import sample
+from engine.runner.sampler import Sampler
 from engine.scheduler.plan import Sample, StepPlan
 from engine.wire.errors import StartupError
 
@@ -37,6 +38,9 @@ class TorchRunner:
         num_blocks = count_blocks(shapes, scheduler, max_model_len)
         cache = PagedKVCache(shapes, num_blocks, scheduler.block_size, loaded.device)
         self._on_device: tuple[LoadedModel, PagedKVCache] | None = (loaded, cache)
+        on_progress("reading the tokenizer", 0.97)
+        grammars = load_grammars(model, loaded.info)
+        self._sampler = Sampler(frozenset(loaded.info.eos_token_ids), grammars)
         self._limits = RunnerLimits(
             max_model_len=max_model_len,
             vocab_size=loaded.info.vocab_size,
@@ -45,6 +49,7 @@ class TorchRunner:
             eos_token_ids=frozenset(loaded.info.eos_token_ids),
             device=str(loaded.device),
             dtype=str(loaded.dtype).removeprefix("torch."),
+            features=frozenset({"logprobs"} if grammars is None else {"logprobs", "grammar"}),
         )
         on_progress("loaded", 1.0)
 
@@ -63,24 +68,26 @@ class TorchRunner:
             batch = make_batch(plan, cache.block_size, cache.padding_block, loaded.device)
             if batch.begun_blocks.numel():
                 cache.clear(batch.begun_blocks)
+            self._sampler.prepare(plan)
             logits = _forward(loaded, cache, batch)
-            return sample(logits, [chunk.sequence for chunk in plan.chunks if chunk.samples])
+            return self._sampler.sample(logits, plan)
 
     def close(self) -> None:
         """Free the device; idempotent."""
         self._on_device = None
+        self._sampler.close()
         gc.collect()
         if self._limits.device.startswith("cuda"):
             torch.cuda.empty_cache()
 
 
 def _forward(loaded: LoadedModel, cache: PagedKVCache, batch: StepBatch) -> torch.Tensor:
-    """Return the logits [S, vocabulary] of the sampling rows."""
+    """Return the logits [S + P, vocabulary] of the rows to keep."""
     output = loaded.model(
         input_ids=batch.input_ids,
         position_ids=batch.position_ids,
         use_cache=False,
-        logits_to_keep=batch.sampled_rows,
+        logits_to_keep=batch.kept_rows,
         **{STEP_KEYWORD: PagedStep(cache, batch)},
     )
     logits: torch.Tensor = output.logits[0]

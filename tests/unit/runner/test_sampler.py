@@ -2,56 +2,31 @@
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
-from engine.runner.filters import lowest_kept
-from engine.runner.sampler import sample
-from engine.scheduler.plan import SequenceState
-from engine.wire.ids import ClientId
+from engine.runner.filters import Filters
+from engine.runner.sampler import Sampler
 from engine.wire.sampling import SamplingParams
+from tests.unit.runner.sampling import (
+    EOS,
+    VOCABULARY,
+    expected_distribution,
+    logits,
+    params,
+    sample,
+    sequence,
+    tokens,
+)
 
-VOCABULARY = 60
-NUM_DRAWS = 20_000
-
-
-def sequence(sampling: SamplingParams, position: int = 0, sample_index: int = 0) -> SequenceState:
-    return SequenceState(
-        client_id=ClientId(0, 1),
-        request_id=1,
-        sample_index=sample_index,
-        attempt=0,
-        sampling=sampling,
-        token_ids=[0] * (position + 1),
-        num_prompt_tokens=1,
-        received_at=0.0,
-    )
-
-
-def params(**fields: float) -> SamplingParams:
-    return SamplingParams(max_tokens=9, **fields)  # type: ignore[arg-type]
-
-
-def logits(rows: int, vocabulary: int = VOCABULARY, spread: float = 2.0) -> torch.Tensor:
-    return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(5)) * spread
-
-
-def expected_distribution(row: torch.Tensor, sampling: SamplingParams) -> NDArray[np.float64]:
-    """Filter the plain way: sort, then top-k, top-p within it, min-p."""
-    probabilities = np.exp(row.double().numpy() / sampling.temperature)
-    probabilities /= probabilities.sum()
-    order = np.argsort(-probabilities)
-    kept = order[: sampling.top_k or None]
-    within = probabilities[kept] / probabilities[kept].sum()
-    kept = kept[np.cumsum(within) - within < sampling.top_p]
-    kept = kept[probabilities[kept] >= sampling.min_p * probabilities.max()]
-    result = np.zeros_like(probabilities)
-    result[kept] = probabilities[kept] / probabilities[kept].sum()
-    return result
+NUM_DRAWS = 8_000
+NUM_SEEDS = 40
+PROMPT = [3, 3, 17, 40]
+OUTPUT = [5, 9, 5, 5, 17, 30]
 
 
 @pytest.mark.parametrize(
@@ -64,22 +39,73 @@ def expected_distribution(row: torch.Tensor, sampling: SamplingParams) -> NDArra
         params(top_p=0.8),
         params(min_p=0.1),
         params(temperature=1.3, top_k=20, top_p=0.9, min_p=0.02),
+        params(presence_penalty=1.5),
+        params(frequency_penalty=0.7),
+        params(frequency_penalty=-0.5, presence_penalty=-0.3),
+        params(repetition_penalty=1.8),
+        params(repetition_penalty=0.7, temperature=0.8),
+        params(logit_bias={5: 2.0, 7: -3.0, 59: 1.0}),
+        params(allowed_token_ids=(5, 9, 17, 30, 31, 32, 59)),
+        params(bad_words=((8,), (17, 30, 5), (30, 11), (31, 12))),
+        params(min_tokens=7, stop_token_ids=(11, 12)),
+        params(
+            temperature=1.2,
+            top_p=0.95,
+            top_k=30,
+            presence_penalty=0.4,
+            frequency_penalty=0.2,
+            repetition_penalty=1.2,
+            logit_bias={1: 1.5},
+            bad_words=((30, 6),),
+            min_tokens=9,
+        ),
     ],
-    ids=["plain", "cold", "hot", "top-k", "top-p", "min-p", "all"],
+    ids=[
+        "plain",
+        "cold",
+        "hot",
+        "top-k",
+        "top-p",
+        "min-p",
+        "filters",
+        "presence",
+        "frequency",
+        "negative",
+        "repetition",
+        "repetition-below-1",
+        "bias",
+        "allowed",
+        "bad-words",
+        "min-tokens",
+        "everything",
+    ],
 )
 def test_draws_follow_the_analytic_distribution(sampling: SamplingParams) -> None:
     row = logits(1)
     counts = np.zeros(VOCABULARY)
-    for seed in range(NUM_DRAWS // 500):
-        seeded = msgspec.structs.replace(sampling, seed=seed)
-        tokens = [drawn.token_id for drawn in sample(row.expand(500, -1), [sequence(seeded, i) for i in range(500)])]
-        counts += np.bincount(tokens, minlength=VOCABULARY)
-    expected = expected_distribution(row[0], sampling) * NUM_DRAWS
+    sampler = Sampler(frozenset({EOS}))
+    per_seed = NUM_DRAWS // NUM_SEEDS
+    drawing = [sequence(sampling, OUTPUT, prompt=PROMPT, sample_index=index) for index in range(per_seed)]
+    for seed in range(NUM_SEEDS):
+        for one in drawing:
+            one.sampling = msgspec.structs.replace(sampling, seed=seed)
+        counts += np.bincount(tokens(row.expand(per_seed, -1), drawing, sampler), minlength=VOCABULARY)
+    expected = expected_distribution(row[0], sampling, PROMPT, OUTPUT) * NUM_DRAWS
     assert counts[expected == 0].sum() == 0, "a token that was filtered out was drawn"
     frequent = expected >= 5
     chi_square = float(((counts - expected)[frequent] ** 2 / expected[frequent]).sum())
     freedom = int(frequent.sum()) - 1
     assert chi_square < freedom + 4 * np.sqrt(2 * freedom)
+
+
+def test_positions_draw_independently_too() -> None:
+    row = logits(1)
+    drawn = [tokens(row, [sequence(params(seed=3), [1] * position)])[0] for position in range(800)]
+    expected = expected_distribution(row[0], params()) * len(drawn)
+    frequent = expected >= 5
+    counts = np.bincount(drawn, minlength=VOCABULARY)
+    chi_square = float(((counts - expected)[frequent] ** 2 / expected[frequent]).sum())
+    assert chi_square < frequent.sum() + 4 * np.sqrt(2 * frequent.sum())
 
 
 @dataclass(frozen=True)
@@ -94,27 +120,61 @@ class Case:
         Case(3.0, params(top_p=0.5)),
         Case(1.0, params(top_p=0.5)),
         Case(0.01, params(top_p=0.9)),
+        Case(0.01, params(top_p=0.999)),
+        Case(1.0, params(top_k=63)),
         Case(1.0, params(top_k=64)),
         Case(1.0, params(top_k=65)),
         Case(1.0, params(top_k=2_000)),
+        Case(1.0, params(top_k=9_999, top_p=0.99)),
         Case(1.0, params(top_k=1_500, top_p=0.99)),
+        Case(1.0, params(min_p=0.001)),
         Case(1.0, params(top_k=9_999, top_p=0.3, min_p=0.3)),
     ],
-    ids=lambda case: f"{case.spread} {case.sampling.top_k} {case.sampling.top_p}",
+    ids=lambda case: f"{case.spread} {case.sampling.top_k} {case.sampling.top_p} {case.sampling.min_p}",
 )
 def test_exactly_the_right_tokens_are_kept_however_wide_the_mass_is_spread(case: Case) -> None:
-    row = logits(1, vocabulary=3_000, spread=case.spread)
-    scores = row - row.max()
-    kept = (scores >= lowest_kept(scores, [case.sampling])[:, None])[0].numpy()
-    expected = expected_distribution(row[0], case.sampling) > 0
-    assert abs(int(kept.sum()) - int(expected.sum())) <= 1, "float32 may put the edge one token further"
-    assert (kept ^ expected).sum() <= 1
+    row = logits(1, vocabulary=9_999, spread=case.spread)
+    expected = expected_distribution(row[0], case.sampling)
+    seeded = [sequence(msgspec.structs.replace(case.sampling, seed=seed)) for seed in range(300)]
+    drawn = np.array(tokens(row.expand(len(seeded), -1), seeded))
+    scores = row[0].numpy()
+    assert (scores[drawn] >= scores[expected > 0].min() - 1e-6).all(), "a token below the cut was drawn"
+    # Outcomes must spread over the vocabulary as the mass does (Kolmogorov-Smirnov, one in a million).
+    share = np.bincount(drawn, minlength=len(scores)) / len(drawn)
+    assert np.abs(np.cumsum(share) - np.cumsum(expected)).max() < 2.7 / np.sqrt(len(drawn))
+    # ... and over the scores: the weakest tokens kept come as often as they should
+    order = np.argsort(scores)
+    assert np.abs(np.cumsum(share[order]) - np.cumsum(expected[order])).max() < 2.7 / np.sqrt(len(drawn))
+
+
+def test_the_cut_is_found_among_any_number_of_best_tokens_or_not_claimed() -> None:
+    row = logits(1, vocabulary=500)
+    scores = (row - row.max()).sort(descending=True).values
+    mass = scores.exp().sum(dim=-1, dtype=torch.float64)
+    for sampling in (params(top_p=0.6), params(top_k=20), params(top_k=30, top_p=0.5), params(min_p=0.05)):
+        filters = Filters.of([sampling], 500, scores.device)
+        right, holds = filters.cut(scores, mass)
+        assert holds.item()
+        kept = int((scores >= right).sum())
+        for width in range(1, 500):
+            cut, holds = filters.cut(scores[:, :width], mass)
+            assert not holds.item() or cut.item() == right.item()
+            assert holds.item() or width <= max(kept, sampling.top_k)
 
 
 def test_tokens_that_tie_with_the_last_one_kept_stay() -> None:
-    scores = torch.tensor([[0.0, -1.0, -1.0, -1.0, -2.0]])
-    assert lowest_kept(scores, [params(top_k=2)]).tolist() == [-1.0]
-    assert lowest_kept(scores, [params(min_p=1.0)]).tolist() == [0.0]
+    row = torch.tensor([[5.0, 1.0, 4.0, 4.0, 4.0, 1.0]])
+    for sampling in (params(top_k=2, temperature=9.0), params(top_k=3, temperature=9.0)):
+        seeded = [sequence(msgspec.structs.replace(sampling, seed=seed)) for seed in range(200)]
+        assert set(tokens(row.expand(200, -1), seeded)) == {0, 2, 3, 4}
+    assert tokens(row, [sequence(params(min_p=1.0, temperature=9.0))]) == [0]
+
+
+def test_many_ties_at_the_edge_of_what_is_looked_at_are_all_kept() -> None:
+    row = torch.zeros(1, 3_000)
+    row[0, 0] = 1.0
+    seeded = [sequence(params(top_k=64, seed=seed)) for seed in range(300)]
+    assert max(tokens(row.expand(300, -1), seeded)) > 2_500
 
 
 def mixed_parameters(count: int) -> list[SamplingParams]:
@@ -125,27 +185,35 @@ def mixed_parameters(count: int) -> list[SamplingParams]:
             top_k=rng.choice([0, 0, 1, 40, 500]),
             top_p=rng.choice([1.0, 0.3, 0.95]),
             min_p=rng.choice([0.0, 0.05]),
-            seed=rng.getrandbits(64),
+            seed=rng.getrandbits(63),
+            presence_penalty=rng.choice([0.0, 0.0, 0.7]),
+            repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
+            logit_bias=rng.choice([{}, {}, {7: 3.0}]),
+            min_tokens=rng.choice([0, 5]),
+            bad_words=rng.choice([(), ((1, 7), (3,))]),
+            num_logprobs=rng.choice([None, None, 3]),
         )
         for _ in range(count)
     ]
 
 
-def test_a_row_draws_the_same_token_whatever_shares_the_batch() -> None:
-    rows = logits(48, vocabulary=2_000, spread=1.0)
-    sequences = [sequence(p, position=i % 7, sample_index=i % 3) for i, p in enumerate(mixed_parameters(48))]
+@pytest.mark.parametrize("vocabulary", [60, 2_000, 5_000])
+def test_a_row_draws_the_same_token_whatever_shares_the_batch(vocabulary: int) -> None:
+    count = 48
+    rows = logits(count, vocabulary=vocabulary, spread=1.0)
+    sequences = [sequence(p, range(i % 7), sample_index=i % 3) for i, p in enumerate(mixed_parameters(count))]
     together = sample(rows, sequences)
-    alone = [sample(rows[i : i + 1], [sequences[i]])[0] for i in range(48)]
-    order = random.Random(1).sample(range(48), 48)
+    alone = [sample(rows[i : i + 1], [sequences[i]])[0] for i in range(count)]
+    order = random.Random(1).sample(range(count), count)
     shuffled = sample(rows[order], [sequences[i] for i in order])
-    assert alone == together
-    assert shuffled == [together[i] for i in order]
+    assert [drawn.token_id for drawn in alone] == [drawn.token_id for drawn in together]
+    assert [drawn.token_id for drawn in shuffled] == [together[i].token_id for i in order]
 
 
 def test_seed_sample_and_position_each_change_the_draw() -> None:
     row = torch.zeros(1, 5_000)
     draws = [
-        sample(row, [sequence(params(seed=seed), position, sample_index)])[0].token_id
+        tokens(row, [sequence(params(seed=seed), [1] * position, sample_index=sample_index)])[0]
         for seed, position, sample_index in [(1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1)]
     ]
     assert len(set(draws)) == len(draws)
@@ -155,31 +223,46 @@ def test_greedy_takes_the_best_and_so_does_the_tiniest_temperature() -> None:
     rows = logits(3)
     best = rows.argmax(dim=-1).tolist()
     for temperature in (0.0, 1e-30, 1e-4):
-        samples = sample(rows, [sequence(params(temperature=temperature)) for _ in range(3)])
-        assert [drawn.token_id for drawn in samples] == best
+        assert tokens(rows, [sequence(params(temperature=temperature)) for _ in range(3)]) == best
 
 
-def test_half_precision_logits_and_forbidden_tokens() -> None:
+def test_half_precision_logits_and_tokens_the_model_forbids() -> None:
     rows = logits(1).to(torch.bfloat16)
     rows[0, ::2] = -torch.inf
-    tokens = [sample(rows, [sequence(params(temperature=5.0), position)])[0].token_id for position in range(200)]
-    assert all(token % 2 == 1 for token in tokens)
+    drawn = [tokens(rows, [sequence(params(temperature=5.0), [1] * position)])[0] for position in range(200)]
+    assert all(token % 2 == 1 for token in drawn)
 
 
-@pytest.mark.parametrize("fields", [{}, {"temperature": 0.0}, {"top_p": 0.5}, {"top_k": 3, "min_p": 0.1}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"temperature": 0.0},
+        {"top_p": 0.5},
+        {"top_k": 3, "min_p": 0.1},
+        {"repetition_penalty": 1.2, "allowed_token_ids": (1, 2, 3)},
+        {"num_logprobs": 2},
+    ],
+)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_row_that_is_not_a_number_fails_alone(fields: dict[str, float], bad: float) -> None:
+def test_a_row_that_is_not_a_number_fails_alone(fields: dict[str, Any], bad: float) -> None:
     rows = logits(3)
     expected = sample(rows, [sequence(params(**fields))] * 3)
-    rows[1, 17] = bad
+    rows[1, 2] = bad
     samples = sample(rows, [sequence(params(**fields))] * 3)
     assert samples[1].error is not None
     assert "this sequence" in samples[1].error
     assert [samples[0], samples[2]] == [expected[0], expected[2]]
 
 
-def test_a_row_with_nothing_allowed_fails() -> None:
-    assert sample(torch.full((1, 4), -torch.inf), [sequence(params())])[0].error is not None
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_with_nothing_allowed_fails_alone_and_says_what_may_have_forbidden_it(temperature: float) -> None:
+    rows = logits(2)
+    nothing = params(temperature=temperature, allowed_token_ids=(4,), bad_words=((4,),))
+    bad, good = sample(rows, [sequence(nothing), sequence(params(temperature=0.0))])
+    assert bad.error is not None
+    assert "allowed_token_ids" in bad.error
+    assert good.token_id == rows[1].argmax()
 
 
 def test_no_rows_no_samples() -> None:
