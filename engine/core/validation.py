@@ -1,10 +1,8 @@
 """Which requests an engine can serve at all. The front-end checks first; this is the engine's own door."""
 
-import math
-
 from engine.core.protocol import RunnerLimits
+from engine.core.sampling_checks import sampling_fault
 from engine.wire.messages import AddRequest
-from engine.wire.sampling import SamplingParams
 
 
 def find_fault(request: AddRequest, limits: RunnerLimits, max_len: int) -> str | None:
@@ -16,7 +14,7 @@ def find_fault(request: AddRequest, limits: RunnerLimits, max_len: int) -> str |
         _prompt_fault(request.prompt_token_ids, limits, max_len)
         or _vocabulary_fault(request.prompt_token_ids, "prompt", limits.vocab_size)
         or _vocabulary_fault(request.output_token_ids, "output", limits.vocab_size)
-        or _sampling_fault(request.sampling)
+        or sampling_fault(request.sampling, limits)
     )
 
 
@@ -35,18 +33,4 @@ def _prompt_fault(prompt: list[int], limits: RunnerLimits, max_len: int) -> str 
 def _vocabulary_fault(token_ids: list[int], what: str, vocab_size: int) -> str | None:
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
         return f"a {what} token id is outside the vocabulary, 0 to {vocab_size - 1}"
-    return None
-
-
-def _sampling_fault(sampling: SamplingParams) -> str | None:
-    if sampling.max_tokens < 1:
-        return f"max_tokens is {sampling.max_tokens}; it must be at least 1"
-    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        return f"temperature is {sampling.temperature}; it must be a number of at least 0"
-    if not 0 < sampling.top_p <= 1:
-        return f"top_p is {sampling.top_p}; it must be above 0 and at most 1"
-    if not 0 <= sampling.min_p <= 1:
-        return f"min_p is {sampling.min_p}; it must be between 0 and 1"
-    if sampling.top_k < 0:
-        return f"top_k is {sampling.top_k}; it must be at least 0"
     return None

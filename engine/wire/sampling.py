@@ -2,6 +2,9 @@
 
 from msgspec import Struct
 
+MAX_LOGPROBS = 20
+"""Best tokens told per position at most."""
+
 
 class SamplingParams(Struct, array_like=True, frozen=True, kw_only=False):
     """Sampling parameters of one sequence. Append-only: new fields go last, with a default.
