@@ -15,7 +15,7 @@ from engine.proc.proc import EngineCoreProc
 from engine.sim.runner import SimRunner
 from engine.wire.build import build_id
 from engine.wire.errors import StartupError
-from engine.wire.process import configure_logging, die_with_parent, ignore_interrupt, read_spec
+from engine.wire.process import configure_logging, die_with_parent, leave_process_group, read_spec
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -25,7 +25,7 @@ log = logging.getLogger("engine.main")
 def main() -> int:
     """Run one engine from spec to exit status: 0 after a stop that was asked for, 1 after a crash."""
     die_with_parent()
-    ignore_interrupt()
+    leave_process_group()
     try:
         spec = read_spec(EngineSpec)
         configure_logging(f"engine-{spec.engine_id}", spec.log_level)

@@ -23,5 +23,6 @@ def print_banner(url: str, model: str, num_ranks: int, console: Console | None =
 
 
 def _example(url: str, model: str) -> str:
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is a shoal?"}}], "stream": true}}'
+    question = '[{"role": "user", "content": "Why do fish swim in schools?"}]'
+    body = f'{{"model": "{model}", "messages": {question}, "temperature": 0, "stream": true}}'
     return f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n  -d '{body}'\n"

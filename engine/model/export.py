@@ -23,7 +23,7 @@ from engine.model.tokenizer_files import (
     tokenizer_folder,
 )
 from engine.wire.errors import StartupError
-from engine.wire.process import configure_logging, die_with_parent, ignore_interrupt, read_spec
+from engine.wire.process import configure_logging, die_with_parent, leave_process_group, read_spec
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def export(spec: ExportSpec) -> ExportReady:
 def main() -> int:
     """Run one export as a process: one JSON line on standard output, or one error line and exit status 1."""
     die_with_parent()
-    ignore_interrupt()
+    leave_process_group()
     configure_logging("export")
     try:
         ready = export(read_spec(ExportSpec))

@@ -32,9 +32,13 @@ def die_with_parent() -> None:
         sys.exit("the parent process is gone")
 
 
-def ignore_interrupt() -> None:
-    """Leave Ctrl-C, which reaches the whole foreground group, to the supervisor's ordered stop."""
+def leave_process_group() -> None:
+    """Leave what is signalled to the whole foreground group to the supervisor's ordered stop.
+
+    Ctrl-C, ``timeout`` and some process managers signal a group; an engine that obeyed would end before the drain.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setpgid(0, 0)
 
 
 def read_spec(spec_type: type[S]) -> S:

@@ -6,7 +6,7 @@ import sys
 from types import FrameType
 
 from engine.wire.errors import ShoalError
-from engine.wire.process import configure_logging, die_with_parent, ignore_interrupt, read_spec
+from engine.wire.process import configure_logging, die_with_parent, leave_process_group, read_spec
 from lb.config import CoordinatorSpec
 from lb.coordinator.process import Coordinator
 
@@ -14,7 +14,7 @@ from lb.coordinator.process import Coordinator
 def main() -> int:
     """Run the coordinator until SIGTERM; return the exit status."""
     die_with_parent()
-    ignore_interrupt()
+    leave_process_group()
     signal.signal(signal.SIGTERM, _stop)
     try:
         spec = read_spec(CoordinatorSpec)

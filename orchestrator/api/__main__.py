@@ -8,7 +8,7 @@ from pathlib import Path
 import uvloop
 
 from engine.wire.errors import ShoalError
-from engine.wire.process import configure_logging, die_with_parent, ignore_interrupt, read_spec
+from engine.wire.process import configure_logging, die_with_parent, leave_process_group, read_spec
 from orchestrator.api.config import ApiSpec
 from orchestrator.api.server import ApiServer
 from orchestrator.guard import check_packages
@@ -19,7 +19,7 @@ def main() -> int:
     """Run one API process to its end; return its exit status."""
     check_packages()
     die_with_parent()
-    ignore_interrupt()
+    leave_process_group()
     spec = read_spec(ApiSpec)
     configure_logging(f"api.{spec.client.client_id}", spec.log_level)
     tokenizer = load_tokenizer(None if spec.tokenizer_dir is None else Path(spec.tokenizer_dir))

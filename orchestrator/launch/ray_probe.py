@@ -8,13 +8,13 @@ import sys
 
 import ray
 
-from engine.wire.process import die_with_parent, ignore_interrupt, read_spec
+from engine.wire.process import die_with_parent, leave_process_group, read_spec
 
 
 def main() -> int:
     """Join and leave; return 0, or 1 with the reason as the last line of standard error."""
     die_with_parent()
-    ignore_interrupt()
+    leave_process_group()
     address = read_spec(str)
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False)

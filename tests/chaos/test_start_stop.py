@@ -26,7 +26,7 @@ def test_cycles_leave_no_process_and_no_file(executor: str) -> None:
             url = served.wait_ready()
             assert chat(url) == "length"
             assert len(ranks_of(url)) == 2
-            served.interrupt() if cycle % 2 else served.send_signal(signal.SIGTERM)
+            served.signal_group(signal.SIGINT) if cycle % 2 else served.send_signal(signal.SIGTERM)
             assert served.wait_exit() == 0, served.stderr
             assert "every process ended by itself" in served.stderr
             served.assert_nothing_left()

@@ -85,9 +85,9 @@ class Deployment:
         """Send a signal to the supervisor alone."""
         self.process.send_signal(number)
 
-    def interrupt(self) -> None:
-        """Press Ctrl-C: every process of the foreground group gets SIGINT."""
-        os.killpg(self.process.pid, signal.SIGINT)
+    def signal_group(self, number: signal.Signals) -> None:
+        """Send a signal to the whole process group it was started in, as Ctrl-C and ``timeout`` do."""
+        os.killpg(self.process.pid, number)
 
     def processes(self, module: str = "") -> list[psutil.Process]:
         """Return the living processes of its session, also orphans; only those that run ``python -m module``."""

@@ -45,7 +45,7 @@ def test_ctrl_c_reaches_ray_too_and_still_stops_in_order() -> None:
     with deployment(*SIM) as served:
         url = served.wait_ready()
         assert chat(url) == "length"
-        served.interrupt()
+        served.signal_group(signal.SIGINT)
         assert served.wait_exit() == 0, served.stderr
         assert "every process ended by itself" in served.stderr
         served.assert_nothing_left()

@@ -92,23 +92,46 @@ def test_streams_that_do_not_finish_in_time_get_their_last_message() -> None:
         served.assert_nothing_left()
 
 
+def _stops_at_once(served: Deployment) -> bool:
+    """Send SIGTERM once more: what comes too soon after the first belongs to that one."""
+    served.send_signal(signal.SIGTERM)
+    return "stopping at once" in served.stderr
+
+
 def test_a_second_sigterm_stops_at_once() -> None:
     with deployment(*SLOW, "--shutdown-timeout", "60") as served:
         url = served.wait_ready()
         request = CHAT | {"stream": True, "max_tokens": 4000}
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=request, timeout=60) as answer:
-            next(answer.iter_lines())
+            lines = answer.iter_lines()
+            next(lines)
             served.send_signal(signal.SIGTERM)
             eventually(lambda: "once more stops at once" in served.stderr)
-            served.send_signal(signal.SIGTERM)
+            eventually(lambda: _stops_at_once(served))
             assert served.wait_exit(10) == 1, served.stderr
         served.assert_nothing_left()
 
 
-def test_ctrl_c_stops_in_order_although_every_process_gets_it() -> None:
+def test_ctrl_c_stops_in_order_although_the_whole_group_gets_it() -> None:
     with deployment(*SIM) as served:
         served.wait_ready()
-        served.interrupt()
+        served.signal_group(signal.SIGINT)
+        assert served.wait_exit() == 0, served.stderr
+        assert "every process ended by itself" in served.stderr
+        served.assert_nothing_left()
+
+
+def test_sigterm_to_the_whole_process_group_drains_like_one_to_the_supervisor() -> None:
+    with deployment(*SLOW) as served:
+        url = served.wait_ready()
+        request = CHAT | {"stream": True, "max_tokens": 20}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=request, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            served.send_signal(signal.SIGTERM)
+            served.signal_group(signal.SIGTERM)
+            text = "".join(lines)
+        assert '"finish_reason":"length"' in text
         assert served.wait_exit() == 0, served.stderr
         assert "every process ended by itself" in served.stderr
         served.assert_nothing_left()
