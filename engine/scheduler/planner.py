@@ -86,14 +86,16 @@ class Planner:
         if head is None or not running or rank(running[-1]) <= rank(head):
             return
         hits = self._cache.find(head)
-        demand, num_free = self._demand(head, hits), self._pool.num_free
+        demand = self._demand(head, hits)
+        num_free = self._pool.num_free - sum(map(self._needs_block, running))  # what this step's decodes will leave
         worse = [sequence for sequence in reversed(running) if rank(sequence) > rank(head)]
         num_victims = 0
         while not self._fits(demand, num_free, len(running) - num_victims):
             if num_victims == len(worse):
                 return
+            victim = worse[num_victims]
             # A block that two victims share is left out, and one that the newcomer finds there was never demanded.
-            num_free += self._pool.num_exclusive(set(worse[num_victims].block_table).difference(hits))
+            num_free += self._pool.num_exclusive(set(victim.block_table).difference(hits)) + self._needs_block(victim)
             num_victims += 1
         for victim in worse[:num_victims]:
             self._roster.preempt(victim)
@@ -106,12 +108,15 @@ class Planner:
         # One block of headroom for each one running, else their growth would soon preempt the newcomer.
         return num_running < self._max_num_seqs and num_free >= demand + num_running
 
+    def _needs_block(self, sequence: SequenceState) -> bool:
+        return len(sequence.block_table) * self._pool.block_size <= sequence.num_computed
+
     def _grow(self, sequence: SequenceState) -> bool:
         """Make room for the next position; False when the sequence itself had to go.
 
         The victim is the last in ``order``. Decodes are planned in that order, so no victim has a chunk in this plan.
         """
-        while len(sequence.block_table) * self._pool.block_size <= sequence.num_computed:
+        while self._needs_block(sequence):
             blocks = self._pool.allocate(1)
             if blocks is not None:
                 sequence.block_table += blocks

@@ -1,12 +1,15 @@
 """The output thread alone, with a client that has stopped taking anything."""
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import zmq
 
 from engine.proc.output import OutputThread
-from engine.proc.shared import ClientGone, SharedState
+from engine.proc.shared import ClientGone, ClientStalled, Intake, SharedState
 from engine.wire.codec import output_decoder
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import EngineCoreOutput
@@ -15,25 +18,65 @@ from engine.wire.sockets import bind, ipc_endpoint, make_socket
 CLIENT = ClientId(0, 1)
 
 
-def test_a_dead_client_loses_its_sequences_and_sees_the_gap_when_it_wakes() -> None:
+class DeafClient:
+    """A client's PULL socket that nobody reads, behind a real output thread; ``take_one`` reads one frame."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", folder: Path, **patience: float) -> None:
+        self.shared = SharedState(EngineId(0, 1), "here", lambda: None)
+        self.thread = OutputThread(context, EngineId(0, 1), self.shared, **patience)
+        self.pull = make_socket(context, zmq.PULL, high_water_mark=1)
+        self._position = 0
+        self._decode = output_decoder().decode
+        endpoint = bind(self.pull, ipc_endpoint(folder, "outputs"))
+        self.thread.start()
+        self.thread.open(CLIENT, endpoint)
+
+    def fill_until_told(self) -> list[Intake]:
+        """Send tokens until the thread has something to say to the loop."""
+        while not (taken := self.shared.take(core_has_work=True)):
+            self.thread.put({CLIENT: [EngineCoreOutput(1, 0, 0, self._position, [7])]}, report_seq=1)
+            self._position += 1
+        return taken
+
+    def take_one(self) -> int:
+        """Return the number of the next frame."""
+        return self._decode(self.pull.recv()).out_seq
+
+
+@contextmanager
+def deaf_client(**patience: float) -> Iterator[DeafClient]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    shared = SharedState(EngineId(0, 1), "here", lambda: None)
-    thread = OutputThread(context, EngineId(0, 1), shared, client_dead_s=0.05)
-    pull = make_socket(context, zmq.PULL, high_water_mark=1)
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        endpoint = bind(pull, ipc_endpoint(Path(folder), "outputs"))
-        thread.start()
-        thread.open(CLIENT, endpoint)
-        position = 0
-        while not (taken := shared.take(core_has_work=True)):
-            thread.put({CLIENT: [EngineCoreOutput(1, 0, 0, position, [7])]}, report_seq=1)
-            position += 1
-        assert taken == [ClientGone(CLIENT)]
-        decode = output_decoder().decode
-        numbers = [decode(pull.recv()).out_seq]
+        client = DeafClient(context, Path(folder), **patience)
+        try:
+            yield client
+        finally:
+            client.thread.finish(flush_s=0.2)
+            context.destroy()
+
+
+def test_a_dead_client_loses_its_sequences_and_sees_the_gap_when_it_wakes() -> None:
+    with deaf_client(client_dead_s=0.05) as client:
+        assert client.fill_until_told() == [ClientGone(CLIENT)]
+        numbers = [client.take_one()]
         while numbers[-1] == numbers[0] + len(numbers) - 1:
-            numbers.append(decode(pull.recv()).out_seq)
+            numbers.append(client.take_one())
         assert numbers[-1] > numbers[-2] + 1
-        thread.finish(flush_s=1.0)
-        pull.close()
-        context.term()
+
+
+def test_a_client_that_takes_nothing_is_stalled_until_it_takes_again() -> None:
+    with deaf_client(client_stall_s=0.05) as client:
+        assert client.fill_until_told() == [ClientStalled(CLIENT, is_stalled=True)]
+        assert client.shared.take_rest() == []
+        while client.pull.poll(timeout=200):  # until the thread has nothing left to send
+            client.take_one()
+        assert client.shared.take_rest() == [ClientStalled(CLIENT, is_stalled=False)]
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_stall_ends_with_its_line(is_closed: bool) -> None:
+    with deaf_client(client_stall_s=0.05) as client:
+        client.fill_until_told()
+        if is_closed:
+            client.thread.close(CLIENT)
+    assert client.shared.take_rest() == [ClientStalled(CLIENT, is_stalled=False)]

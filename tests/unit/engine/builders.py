@@ -28,8 +28,13 @@ def make_limits(**changes: Any) -> RunnerLimits:
     return RunnerLimits(**(values | changes))
 
 
-def make_scheduler(num_seqs: int = 8, num_tokens: int = 64, **limits: Any) -> Scheduler:
-    return Scheduler(SchedulerConfig(max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens), make_limits(**limits))
+def make_scheduler(
+    num_seqs: int = 8, num_tokens: int = 64, *, enable_prefix_caching: bool = True, **limits: Any
+) -> Scheduler:
+    config = SchedulerConfig(
+        max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, enable_prefix_caching=enable_prefix_caching
+    )
+    return Scheduler(config, make_limits(**limits))
 
 
 def make_sequence(
@@ -72,8 +77,11 @@ def sample_for(plan: StepPlan, token_id: int = 50) -> list[Sample]:
     return [Sample(token_id) for chunk in plan.chunks if chunk.samples]
 
 
-def run_step(scheduler: Scheduler, token_id: int = 50, now: float = 0.0) -> list[EngineCoreOutput]:
-    """Run one step in which every sequence that samples gets ``token_id``; return all outputs."""
-    plan = scheduler.plan()
+def run_step(
+    scheduler: Scheduler, token_id: int = 50, now: float = 0.0, plan: StepPlan | None = None
+) -> list[EngineCoreOutput]:
+    """Run one step, planned already or not; whoever samples gets ``token_id``; return all outputs."""
+    if plan is None:
+        plan = scheduler.plan()
     outputs = scheduler.apply(plan, sample_for(plan, token_id), now)
     return [output for client_outputs in outputs.values() for output in client_outputs]
