@@ -5,14 +5,11 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
 from types import FrameType
 
 from engine.config import EngineKind, EngineSpec
-from engine.core.native import NativeCore
-from engine.core.protocol import Runner
+from engine.loading import load_core
 from engine.proc.proc import EngineCoreProc
-from engine.sim.runner import SimRunner
 from engine.wire.build import build_id
 from engine.wire.errors import StartupError
 from engine.wire.process import configure_logging, die_with_parent, leave_process_group, read_spec
@@ -40,7 +37,7 @@ def _run(spec: EngineSpec, proc: EngineCoreProc) -> int:
     _stop_on_sigterm(proc, while_loading=True)
     proc.start()
     try:
-        core = NativeCore(spec.engine.scheduler, make_runner(spec, proc.on_progress))
+        core = load_core(spec.engine, proc.on_progress)
         _stop_on_sigterm(proc, while_loading=False)
     except SystemExit:
         proc.abandon("stopped while loading")
@@ -54,17 +51,6 @@ def _run(spec: EngineSpec, proc: EngineCoreProc) -> int:
     gc.collect()
     gc.freeze()
     return proc.serve(core)
-
-
-def make_runner(spec: EngineSpec, on_progress: Callable[[str, float], None]) -> Runner:
-    """Load the runner the spec asks for; torch is imported only for the engine that needs it."""
-    if spec.engine.kind is EngineKind.SIM:
-        return SimRunner(spec.engine.sim, spec.engine.scheduler, on_progress)
-    from engine.runner.torch_runner import TorchRunner
-
-    assert spec.engine.model is not None, "checked at the door"
-    on_progress("importing torch", 0.0)
-    return TorchRunner(spec.engine.model, spec.engine.scheduler, on_progress)
 
 
 def _check(spec: EngineSpec) -> None:

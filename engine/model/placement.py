@@ -24,6 +24,18 @@ def select_device(name: str) -> torch.device:
     return device
 
 
+def device_of_rank(name: str, rank: int) -> str:
+    """Return the device of one of several ranks in one process: those that name no CUDA device go round all of them.
+
+    Raises:
+        StartupError: no such device here.
+    """
+    device = select_device(name)
+    if device.type != "cuda" or ":" in name:
+        return name
+    return f"cuda:{rank % torch.cuda.device_count()}"
+
+
 def select_dtype(name: str) -> torch.dtype | None:
     """Return the number format a name means; None for ``auto``.
 

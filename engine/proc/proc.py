@@ -1,7 +1,6 @@
 """One engine's process around any EngineCore: two I/O threads, and the busy loop in the thread that serves."""
 
 import logging
-import os
 import socket
 import time
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ import zmq
 
 from engine.config import EngineSpec
 from engine.core.protocol import EngineCore
+from engine.core.ready import describe
 from engine.proc.input import InputThread
 from engine.proc.mailbox import Mailbox
 from engine.proc.output import OutputThread
@@ -174,18 +174,6 @@ class EngineCoreProc:
         self._mailbox.close()
 
     def _describe(self, core: EngineCore) -> EngineReady:
-        limits = core.limits
-        return EngineReady(
-            engine_id=self._spec.engine_id,
-            build_id=self._spec.build_id,
-            config_hash=self._spec.config_hash,
-            max_model_len=limits.max_model_len,
-            vocab_size=limits.vocab_size,
-            num_kv_tokens=limits.num_blocks * limits.block_size,
-            max_num_seqs=self._spec.engine.scheduler.max_num_seqs,
-            device=limits.device,
-            dtype=limits.dtype,
-            node=self._spec.node or socket.gethostname(),
-            pid=os.getpid(),
-            features=tuple(sorted(limits.features)),
-        )
+        spec = self._spec
+        node = spec.node or socket.gethostname()
+        return describe(core, spec.engine_id, spec.engine, spec.build_id, spec.config_hash, node)

@@ -1,0 +1,57 @@
+"""From an engine's configuration to a loaded core: the one place that knows which runner belongs to which kind."""
+
+import socket
+from collections.abc import Callable
+
+import msgspec
+
+from engine.config import EngineConfig, EngineKind
+from engine.core.native import NativeCore
+from engine.core.protocol import EngineCore, Runner
+from engine.core.ready import describe
+from engine.sim.runner import SimRunner
+from engine.wire.build import build_id, config_hash
+from engine.wire.ids import EngineId
+from engine.wire.messages import EngineReady
+
+OnProgress = Callable[[str, float], None]
+"""Told what is being done, in a few words, and how far it is, 0..1."""
+
+
+def load_core(config: EngineConfig, on_progress: OnProgress) -> EngineCore:
+    """Load what the configuration asks for; torch is imported only for the engine that needs it.
+
+    Raises:
+        StartupError: model, device and memory do not fit together; names the knob.
+    """
+    return NativeCore(config.scheduler, _load_runner(config, on_progress))
+
+
+def load_rank(config: EngineConfig, engine_id: EngineId, on_progress: OnProgress) -> tuple[EngineReady, EngineCore]:
+    """Load one of the ranks that share this process; return what it says of itself, and its core.
+
+    Raises:
+        StartupError: as ``load_core``.
+    """
+    core = load_core(_on_own_device(config, engine_id.rank), on_progress)
+    return describe(core, engine_id, config, build_id(), config_hash(config), socket.gethostname()), core
+
+
+def _load_runner(config: EngineConfig, on_progress: OnProgress) -> Runner:
+    if config.kind is EngineKind.SIM:
+        return SimRunner(config.sim, config.scheduler, on_progress)
+    assert config.model is not None, "checked at the door"
+    on_progress("importing torch", 0.0)
+    from engine.runner.torch_runner import TorchRunner
+
+    return TorchRunner(config.model, config.scheduler, on_progress)
+
+
+def _on_own_device(config: EngineConfig, rank: int) -> EngineConfig:
+    """Let the ranks of one process go round its CUDA devices: no host gives each of them one of its own."""
+    if config.kind is EngineKind.SIM or config.model is None:
+        return config
+    from engine.model.placement import device_of_rank
+
+    model = msgspec.structs.replace(config.model, device=device_of_rank(config.model.device, rank))
+    return msgspec.structs.replace(config, model=model)
