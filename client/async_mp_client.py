@@ -194,13 +194,11 @@ class AsyncMPClient(MPClient):
             return line
         raise OverloadedError("no engine has shaken hands yet")
 
-    async def _call_engine(self, line: EngineLine, method: str, args: Sequence[Any]) -> Any:
-        call_id, future = self._utility_calls.open(line.engine_id, method)
-        try:
+    def _call_engine(self, line: EngineLine, method: str, args: Sequence[Any]) -> "asyncio.Future[Any]":
+        def send(call_id: int) -> None:
             self._sender.send(line, UtilityRequest(self.client_id, 0, call_id, method, list(args)))
-            return await future
-        finally:
-            future.cancel()
+
+        return self._utility_calls.ask(line.engine_id, method, send)
 
     # --- receiving: what the output task does ---
 

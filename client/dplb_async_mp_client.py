@@ -1,6 +1,5 @@
 """The client that chooses: every sequence goes to the least loaded engine, and every accepted one ends once."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,8 +7,9 @@ from client.config import ClientConfig
 from client.dispatcher import Dispatcher
 from client.dp_async_mp_client import DPAsyncMPClient
 from client.engine_line import EngineLine
+from client.utility_calls import gather_ranks
 from client.views import make_views
-from engine.wire.errors import EngineDeadError, UtilityError
+from engine.wire.errors import EngineDeadError
 from engine.wire.ids import EngineId
 from engine.wire.messages import AddRequest, EngineCoreOutputs, GroupState
 from lb.picker import RotatingPicker
@@ -53,21 +53,9 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
         lines = [self._lines[engine_id] for engine_id in sorted(self._lines)]
         if not lines:
             raise EngineDeadError("no engine is there to call")
-        calls = [self._call_engine(line, method, args) for line in lines]
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        results: dict[int, Any] = {}
-        failures: dict[int, str] = {}
-        for line, answer in zip(lines, answers, strict=True):
-            rank = line.engine_id.rank
-            if isinstance(answer, UtilityError):
-                failures[rank] = answer.failures[rank]
-            elif isinstance(answer, BaseException):
-                failures[rank] = str(answer) or repr(answer)
-            else:
-                results[rank] = answer
-        if failures:
-            raise UtilityError(method, failures, results)
-        return results
+        return await gather_ranks(
+            method, {line.engine_id.rank: self._call_engine(line, method, args) for line in lines}
+        )
 
     async def collective_rpc_async(
         self,

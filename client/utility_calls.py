@@ -1,6 +1,7 @@
 """Utility calls that wait for their answer."""
 
 import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from engine.wire.errors import EngineDeadError, UtilityError
@@ -34,6 +35,19 @@ class UtilityCalls:
         self._calls[call_id] = _Call(engine_id, method, future)
         return call_id, future
 
+    def ask(self, engine_id: EngineId, method: str, send: Callable[[int], object]) -> "asyncio.Future[Any]":
+        """Open a call and let ``send``, given its id, put it on the line; return what to await.
+
+        Synchronous, so that no death or end comes between the look at a line and the call on it: nobody would end a
+        call that was opened after.
+        """
+        call_id, future = self.open(engine_id, method)
+        try:
+            send(call_id)
+        except TypeError as error:  # arguments that cannot travel
+            future.set_exception(error)
+        return future
+
     def resolve(self, engine_id: EngineId, output: UtilityOutput) -> bool:
         """End the call this output answers; False when nobody waits for it, or for another engine's answer."""
         call = self._calls.get(output.call_id)
@@ -57,3 +71,24 @@ class UtilityCalls:
         for call in calls:
             if not call.future.done():
                 call.future.set_exception(EngineDeadError(reason, call.engine_id))
+
+
+async def gather_ranks(method: str, calls: "Mapping[int, asyncio.Future[Any]]") -> dict[int, Any]:
+    """Wait for one call per rank; return rank -> result.
+
+    Raises:
+        UtilityError: it failed on some ranks; holds their reasons and the others' results.
+    """
+    answers = await asyncio.gather(*calls.values(), return_exceptions=True)
+    results: dict[int, Any] = {}
+    failures: dict[int, str] = {}
+    for rank, answer in zip(calls, answers, strict=True):
+        if isinstance(answer, UtilityError):
+            failures[rank] = answer.failures[rank]
+        elif isinstance(answer, BaseException):
+            failures[rank] = str(answer) or repr(answer)
+        else:
+            results[rank] = answer
+    if failures:
+        raise UtilityError(method, failures, results)
+    return results

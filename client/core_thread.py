@@ -1,0 +1,143 @@
+"""One engine in a thread of this process, driven between two steps as an engine's own process drives it."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from engine.wire.codec import line_decoder
+from engine.wire.ids import ClientId, EngineId
+from engine.wire.messages import (
+    AbortRequest,
+    AddRequest,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    LineMessage,
+    UtilityOutput,
+    UtilityRequest,
+)
+
+_log = logging.getLogger(__name__)
+
+NO_REPORT = -1
+"""``report_seq`` of an engine that sends no reports: its one client counts for itself."""
+
+
+class Core(Protocol):
+    """What is needed of an engine. Its thread alone touches it once that runs."""
+
+    def add_request(self, request: AddRequest, received_at: float) -> None:
+        """Queue one sequence. An impossible one is not raised: it ends with an ERROR output of the next step."""
+
+    def abort_requests(self, keys: Sequence[tuple[tuple[int, int], int]]) -> None:
+        """End sequences, each named by ((request_id, sample_index), attempt)."""
+
+    def has_work(self) -> bool:
+        """Tell whether the next step has anything to do or to say."""
+
+    def step(self, now: float) -> Mapping[ClientId, list[EngineCoreOutput]]:
+        """Run one step and return what to tell each client."""
+
+    def call(self, method: str, args: Sequence[Any]) -> Any:
+        """Run a registered utility method."""
+
+    def close(self) -> None:
+        """Free the device."""
+
+
+class CoreThread:
+    """Takes frames from any thread, steps while there is work, and hands batches over; sleeps otherwise.
+
+    Messages come as frames of the wire: the engine shares no object with the client that goes on changing, and what
+    cannot travel fails here as it would there. What the core raises out of a step is its death, told as last words.
+    """
+
+    def __init__(
+        self, engine_id: EngineId, core: Core, client_id: ClientId, deliver: Callable[[EngineCoreOutputs], None]
+    ) -> None:
+        """Start. deliver: called in this thread with every batch; may wait. It must not hold the client."""
+        self._engine_id = engine_id
+        self._core = core
+        self._client_id = client_id
+        self._deliver = deliver
+        self._decoder = line_decoder()
+        self._work = threading.Condition()
+        self._inbox: deque[bytes] = deque()
+        self._stopping = False
+        self._applied = 0
+        self._out_seq = 0
+        # A daemon: a step that never ends must not keep the interpreter from exiting.
+        self._thread = threading.Thread(target=self._run, name=f"engine {engine_id}", daemon=True)
+        self._thread.start()
+
+    def post(self, frame: bytes) -> None:
+        """Hand over one line message; never waits."""
+        with self._work:
+            self._inbox.append(frame)
+            self._work.notify()
+
+    def stop(self) -> None:
+        """Let the thread end after the step it is in."""
+        with self._work:
+            self._stopping = True
+            self._work.notify()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end after ``stop``; tell whether it came in time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while (frames := self._take()) is not None:
+                for frame in frames:
+                    self._handle(self._decoder.decode(frame))
+                if self._core.has_work():
+                    self._step()
+        except Exception as error:  # noqa: BLE001 - the thread ends here, with last words
+            _log.exception("engine %s dies", self._engine_id)
+            self._send([], dead=f"{type(error).__name__}: {error}")
+        finally:
+            self._core.close()
+
+    def _take(self) -> list[bytes] | None:
+        """Return what arrived, waiting while there is nothing to do; None when asked to stop."""
+        with self._work:
+            while not (self._stopping or self._inbox or self._core.has_work()):
+                self._work.wait()
+            frames = list(self._inbox)
+            self._inbox.clear()
+            return None if self._stopping else frames
+
+    def _handle(self, message: LineMessage) -> None:
+        self._applied = message.line_seq
+        match message:
+            case AddRequest():
+                self._core.add_request(message, time.monotonic())
+            case AbortRequest():
+                self._core.abort_requests([((message.request_id, message.sample_index), message.attempt)])
+            case UtilityRequest():
+                self._send([], utility_output=self._call(message))
+
+    def _step(self) -> None:
+        outputs = self._core.step(time.monotonic()).get(self._client_id)
+        if outputs:
+            self._send(outputs)
+
+    def _call(self, call: UtilityRequest) -> UtilityOutput:
+        try:
+            return UtilityOutput(call.call_id, msgspec.to_builtins(self._core.call(call.method, call.args)))
+        except Exception as error:  # noqa: BLE001 - the caller gets it; the engine lives
+            return UtilityOutput(call.call_id, error=f"{type(error).__name__}: {error}")
+
+    def _send(self, outputs: list[EngineCoreOutput], **news: Any) -> None:
+        self._out_seq += 1
+        self._deliver(
+            EngineCoreOutputs(
+                self._engine_id, self._client_id, self._out_seq, self._applied, NO_REPORT, outputs, **news
+            )
+        )
