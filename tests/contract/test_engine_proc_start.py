@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.wire.messages import EnginePhase
+from engine.wire.messages import EnginePhase, FinishReason
 from tests.contract.engine_peers import Peers, engine_process, peers_in
 
 
@@ -99,3 +99,20 @@ def test_no_step_waits_for_a_client_that_takes_nothing(peers: Peers, folder: Pat
         tokens, _ = client.finish(request)
         assert len(tokens) == num_tokens
         assert len(client.frames) < num_tokens
+
+
+def test_a_client_that_takes_nothing_gets_no_more_compute_until_it_takes_again(peers: Peers, folder: Path) -> None:
+    spec = peers.spec(step_s=0.0, prefill_s_per_token=0.0, max_model_len=260_000)
+    with engine_process(spec, folder / "stderr"):
+        client = peers.introduce()
+        request = client.add(max_tokens=250_000)
+        stalled = peers.coordinator.wait_report(lambda r: r.load.num_steps > 0 and r.load.num_running == 0).load
+        assert (stalled.num_waiting, stalled.kv_usage) == (1, 0.0)
+        other = peers.add_client()
+        peers.publish()
+        other.wait_ready()
+        assert len(other.finish(other.add(max_tokens=5))[0]) == 5
+        while len(client.tokens[request.request_id]) <= stalled.num_generation_tokens:
+            client.next_frame()
+        client.abort(request)
+        assert client.finish(request)[1].finish_reason is FinishReason.ABORT

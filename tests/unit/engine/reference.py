@@ -88,7 +88,7 @@ class NaiveCache:
 
     def _check_admission(self, chunk: ScheduledChunk) -> int:
         sequence = chunk.sequence
-        held = set(self.contents.values())
+        held = set() if sequence.awaits_prompt_logprobs else set(self.contents.values())
         num_hits = 0
         while (end := (num_hits + 1) * self._block_size) < len(sequence.token_ids) and content(sequence, end) in held:
             num_hits += 1

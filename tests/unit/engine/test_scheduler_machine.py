@@ -42,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 12),
         priority=st.integers(-1, 1),
         salt=st.sampled_from([None, None, "a"]),
+        num_prompt_logprobs=st.sampled_from([None, None, None, 0]),
         other=st.booleans(),
     )
     def add(
@@ -52,6 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens: int,
         priority: int,
         salt: str | None,
+        num_prompt_logprobs: int | None,
         other: bool,
     ) -> None:
         """Add a sequence that begins like many others and ends like some."""
@@ -63,6 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_tokens=max_tokens,
             priority=priority,
             cache_salt=salt,
+            num_prompt_logprobs=num_prompt_logprobs,
             client_id=OTHER_CLIENT if other else CLIENT,
         )
         self.live[request_id] = sequence
