@@ -65,7 +65,8 @@ def test_a_process_without_a_parent_of_ours_starts() -> None:
 
 def test_an_interrupt_of_the_foreground_group_is_left_to_the_supervisor() -> None:
     script = (
-        "import os, signal; from engine.wire.process import *; leave_process_group(); os.kill(os.getpid(), signal.SIGINT)"
+        "import os, signal; from engine.wire.process import leave_process_group; leave_process_group();"
+        "os.kill(os.getpid(), signal.SIGINT); assert os.getpgid(0) == os.getpid()"
     )
     assert run(script + "; print('alive')").stdout == "alive\n"
 
