@@ -2,10 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from engine.wire.ids import EngineId
+from engine.wire.ids import ClientId, EngineId, RequestIds
 from engine.wire.messages import AddRequest, EngineCoreOutputs
+from lb.views import EngineView
 
 
 class EngineCoreClient(ABC):
@@ -44,3 +45,25 @@ class EngineCoreClient(ABC):
     @abstractmethod
     async def aclose(self) -> None:
         """Close everything; idempotent. Calls that still wait get ``EngineDeadError``."""
+
+
+class GroupClient(Protocol):
+    """What the text facade needs: a client that picks among several engines and can abort one sample alone."""
+
+    client_id: ClientId
+    request_ids: RequestIds
+
+    async def add_request_async(self, request: AddRequest, data_parallel_rank: int | None = None) -> EngineId:
+        """See ``EngineCoreClient``."""
+
+    async def abort_requests_async(self, request_ids: Sequence[int], sample_index: int | None = None) -> None:
+        """See ``EngineCoreClient``; with ``sample_index`` this sample of each alone."""
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        """See ``EngineCoreClient``."""
+
+    def engine_views(self) -> list[EngineView]:
+        """Return what is known of every engine, one per rank, in the order of the ranks."""
+
+    def statistics(self) -> dict[str, int]:
+        """Return counters since the start and sizes of what is held now."""

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import msgspec
@@ -54,6 +55,8 @@ class CoreThread:
 
     Messages come as frames of the wire: the engine shares no object with the client that goes on changing, and what
     cannot travel fails here as it would there. What the core raises out of a step is its death, told as last words.
+
+    ended: resolved when the core is closed and nothing more will be delivered.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class CoreThread:
         self._stopping = False
         self._applied = 0
         self._out_seq = 0
+        self.ended: Future[None] = Future()
         # A daemon: a step that never ends must not keep the interpreter from exiting.
         self._thread = threading.Thread(target=self._run, name=f"engine {engine_id}", daemon=True)
         self._thread.start()
@@ -86,10 +90,11 @@ class CoreThread:
             self._stopping = True
             self._work.notify()
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the end after ``stop``; tell whether it came in time."""
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end after ``stop``; a step that does not end in time is left behind, and logged."""
         self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            _log.error("engine %s is in a step that does not end; its thread is left behind", self._engine_id)
 
     def _run(self) -> None:
         try:
@@ -103,6 +108,7 @@ class CoreThread:
             self._send([], dead=f"{type(error).__name__}: {error}")
         finally:
             self._core.close()
+            self.ended.set_result(None)
 
     def _take(self) -> list[bytes] | None:
         """Return what arrived, waiting while there is nothing to do; None when asked to stop."""

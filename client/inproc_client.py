@@ -1,7 +1,6 @@
 """The client of engines in this process: the behaviour of the others, with threads in place of sockets."""
 
 import asyncio
-import logging
 import threading
 import time
 import weakref
@@ -31,13 +30,12 @@ from engine.wire.sockets import SendOutcome
 from lb.picker import RotatingPicker
 from lb.views import EngineView
 
-_log = logging.getLogger(__name__)
-
 MakeCore = Callable[[EngineId], tuple[EngineReady, Core]]
 """Loads one rank, in the thread that makes the client."""
 
 MAX_UNREAD_BATCHES = 256
 _JOIN_S = 30.0
+_LAST_MOMENT_S = 0.1
 
 
 class InprocClient(EngineCoreClient):
@@ -110,7 +108,11 @@ class InprocClient(EngineCoreClient):
             return
         _signal(self._handover, self._threads)
         self._answers.end("the client was closed")
-        await asyncio.to_thread(_join, self._threads)
+        # Not a join in another thread: at the interpreter's exit no thread can be started any more.
+        ends = [asyncio.wrap_future(thread.ended) for thread in self._threads.values()]
+        if ends:
+            await asyncio.wait(ends, timeout=_JOIN_S)
+        _join(self._threads, _LAST_MOMENT_S)
 
     def engine_views(self) -> list[EngineView]:
         """Return what is known of every engine, in the order of the ranks."""
@@ -195,10 +197,9 @@ def _signal(handover: Handover[EngineCoreOutputs], threads: dict[EngineId, CoreT
         thread.stop()
 
 
-def _join(threads: dict[EngineId, CoreThread]) -> None:
-    for engine_id, thread in threads.items():
-        if not thread.join(_JOIN_S):
-            _log.error("engine %s is in a step that does not end; its thread is left behind", engine_id)
+def _join(threads: dict[EngineId, CoreThread], timeout_s: float) -> None:
+    for thread in threads.values():
+        thread.join(timeout_s)
 
 
 def _finalize(handover: Handover[EngineCoreOutputs], threads: dict[EngineId, CoreThread]) -> None:
@@ -208,4 +209,4 @@ def _finalize(handover: Handover[EngineCoreOutputs], threads: dict[EngineId, Cor
     """
     _signal(handover, threads)
     if threading.current_thread() is threading.main_thread():
-        _join(threads)
+        _join(threads, _JOIN_S)
