@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from client.dplb_async_mp_client import DPLBAsyncMPClient
+from client.core_client import GroupClient
 from engine.wire.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from engine.wire.messages import AddRequest
 from engine.wire.sampling import SamplingParams
@@ -40,15 +40,21 @@ class AsyncLLM:
 
     def __init__(
         self,
-        client: DPLBAsyncMPClient,
+        client: GroupClient,
         tokenizer: TextTokenizer,
         stats: ServingStats,
         rng: random.Random | None = None,
+        *,
+        keep_token_ids: bool = False,
     ) -> None:
-        """Wrap a client; ``aclose`` leaves it to whoever made it. rng: draws the seeds callers do not give."""
+        """Wrap a client; ``aclose`` leaves it to whoever made it.
+
+        rng: draws the seeds callers do not give. keep_token_ids: choices keep their tokens besides the text.
+        """
         self._client = client
         self._tokenizer = tokenizer
         self._stats = stats
+        self._keep_token_ids = keep_token_ids
         self._rng = rng or random.SystemRandom()
         self._processor = OutputProcessor(stats)
         self._threads = ThreadPoolExecutor(_NUM_TOKENIZER_THREADS, "tokenise")
@@ -182,6 +188,7 @@ class AsyncLLM:
             num_prompt_tokens=len(request.prompt_token_ids),
             detokenizer=Detokenizer(self._tokenizer, request.prompt_token_ids),
             stop=StopChecker(params.stop, params.include_stop_str_in_output) if params.stop else None,
+            token_ids=[] if self._keep_token_ids else None,
         )
 
     def _learn_limits(self) -> None:

@@ -74,6 +74,8 @@ class OutputProcessor:
                     gaps[choice.last_token_at] += 1
                     choice.last_token_at = now
                     choice.num_output_tokens += 1
+                    if choice.token_ids is not None:
+                        choice.token_ids += output.new_token_ids
                     text = choice.detokenizer.feed(output.new_token_ids)
                     if text:
                         stream.add_text(choice, text)
@@ -190,10 +192,14 @@ class OutputProcessor:
     ) -> None:
         num_tokens = len(output.new_token_ids)
         choice.num_output_tokens += num_tokens
+        if choice.token_ids is not None:
+            choice.token_ids += output.new_token_ids
         if choice.last_token_at:
             self._stats.on_inter_token(rank, now - choice.last_token_at, num_tokens)
         else:
             choice.rank = rank
+            choice.first_token_at = now
+            choice.queue_time_s = output.queue_time_s
             choice.num_cached_tokens = output.num_cached_tokens
             self._stats.on_first_token(rank, now - stream.created_at, output.queue_time_s)
         choice.last_token_at = now

@@ -18,7 +18,9 @@ class Choice:
     """One token stream of a request.
 
     index: the place of the choice in the reply. request_id, sample_index: its name in the engines.
-    rank: the engine that serves it. last_token_at: monotonic seconds, 0 before the first token.
+    rank: the engine that serves it. first_token_at, last_token_at: monotonic seconds, 0 before the first token.
+    queue_time_s: what its engine says it waited; None before the first token.
+    token_ids: its tokens so far, where somebody wants them besides the text; else None.
     finish_reason: ``stop``, ``length`` or ``abort``; None while it runs, or when the whole stream failed.
     """
 
@@ -34,6 +36,9 @@ class Choice:
     last_token_at: float = 0.0
     finish_reason: str | None = None
     parts: list[str] = field(default_factory=list)
+    first_token_at: float = 0.0
+    queue_time_s: float | None = None
+    token_ids: list[int] | None = None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -141,6 +146,12 @@ class RequestStream:
         fresh = self._fresh
         self._fresh = []
         return fresh
+
+    async def wait_finished(self) -> None:
+        """Wait for the end and take nothing: for whoever wants the whole text at once."""
+        ended = asyncio.Event()
+        self.attach(lambda: ended.set() if self.finished else None)
+        await ended.wait()
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """Yield news of all choices until the end.
