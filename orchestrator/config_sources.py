@@ -29,7 +29,7 @@ class ConfigError(StartupError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Setting:
+class Setting:
     """One value and where it was written, spelled as there."""
 
     value: Any
@@ -50,8 +50,17 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | 
     settings = {
         **(_from_file(file) if file is not None else {}),
         **_from_environment(environment),
-        **{name: _Setting(value, flag_of(name)) for name, value in flags.items()},
+        **{name: Setting(value, flag_of(name)) for name, value in flags.items()},
     }
+    return validate(settings)
+
+
+def validate(settings: Mapping[str, Setting]) -> ServeConfig:
+    """Make the configuration of settings by field name.
+
+    Raises:
+        ConfigError: a value that a knob cannot take; names where it was written.
+    """
     try:
         return ServeConfig(**{name: setting.value for name, setting in settings.items()})
     except ValidationError as error:
@@ -69,7 +78,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {matches[0]}?)" if matches else ""
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, _Setting]:
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
     known = {PREFIX + name.upper(): name for name in ServeConfig.model_fields}
     settings = {}
     for variable, value in environment.items():
@@ -77,17 +86,17 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Setting]:
             continue
         if variable not in known:
             raise ConfigError(f"unknown environment variable {variable}{nearest(variable, [*known, FILE_VARIABLE])}")
-        settings[known[variable]] = _Setting(value, variable)
+        settings[known[variable]] = Setting(value, variable)
     return settings
 
 
-def _from_file(path: Path) -> dict[str, _Setting]:
+def _from_file(path: Path) -> dict[str, Setting]:
     settings = {}
     for key, value in _read(path).items():
         name = str(key).replace("-", "_")
         if name not in ServeConfig.model_fields:
             raise ConfigError(f"{path}: unknown key {key!r}{nearest(name, ServeConfig.model_fields)}")
-        settings[name] = _Setting(value, f"{path}: {key}")
+        settings[name] = Setting(value, f"{path}: {key}")
     return settings
 
 
@@ -112,7 +121,7 @@ def _is_toml(path: Path) -> bool:
     raise ConfigError(f"--config {path}: the name must end in .toml, .yaml or .yml")
 
 
-def _describe(error: ValidationError, settings: Mapping[str, _Setting]) -> str:
+def _describe(error: ValidationError, settings: Mapping[str, Setting]) -> str:
     lines = []
     for problem in error.errors(include_url=False):
         message = problem["msg"].removeprefix("Value error, ")

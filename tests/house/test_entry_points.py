@@ -12,7 +12,9 @@ HEAVY = {"torch", "ray", "transformers"}
 FORBIDDEN = {
     "lb.coordinator.__main__": HEAVY | {"numpy", "pydantic", "fastapi", "prometheus_client", "client", "orchestrator"},
     "client.dplb_async_mp_client": HEAVY | {"numpy", "orchestrator", "metrics"},
+    "client.inproc_client": HEAVY | {"numpy", "orchestrator", "metrics"},
     "orchestrator.api.__main__": HEAVY,
+    "orchestrator.llm.offline": HEAVY,
     "orchestrator.cli": HEAVY,
     "metrics.registry": HEAVY | {"client", "orchestrator"},
     "engine.main": HEAVY | {"client", "lb", "metrics", "orchestrator"},

@@ -1,0 +1,227 @@
+"""Offline use: the engines in this process, prompts in, finished texts out.
+
+with LLM("smollm2-135m", data_parallel_size=2) as llm:
+for output in llm.generate(["A shoal is", "A school is"], GenerationParams(max_tokens=20)):
+print(output.prompt, output.outputs[0].text)
+"""
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+from client.inproc_client import InprocClient, MakeCore
+from engine.config import EngineConfig
+from engine.model.names import ResolvedModel, resolve_model
+from engine.wire.errors import EngineDeadError, InvalidRequestError
+from engine.wire.ids import EngineId
+from lb.views import EngineView
+from metrics.stats import ServingStats
+from orchestrator.engine_config import engine_config
+from orchestrator.llm.async_llm import AsyncLLM, Prompt
+from orchestrator.llm.batch import Job, run_batch
+from orchestrator.llm.chat_template import Message
+from orchestrator.llm.loop_thread import LoopThread
+from orchestrator.llm.offline_config import offline_config
+from orchestrator.llm.offline_progress import generation_bar, loading_status
+from orchestrator.llm.params import GenerationParams
+from orchestrator.llm.request_output import CompletionOutput, RequestMetrics, RequestOutput
+from orchestrator.llm.tokenizer import TextTokenizer, load_tokenizer
+from orchestrator.tokenizer_export import find_tokenizer
+
+__all__ = ["LLM", "CompletionOutput", "GenerationParams", "RequestMetrics", "RequestOutput"]
+
+_log = logging.getLogger(__name__)
+
+Params = GenerationParams | Sequence[GenerationParams] | None
+"""One for all prompts, or one for each; None takes the defaults."""
+
+Conversation = Sequence[Message]
+
+_OPEN_PER_SEAT = 2
+"""Prompts under way per sequence that the engines can run at once: one that runs and one that waits to."""
+
+
+class LLM:
+    """Generates text on engines in threads of this process. To be closed, or used in a ``with`` block.
+
+    Everything behind it is what ``shoal serve`` runs: picks, scheduler, detokenising, stop strings. Its methods may be
+    called from several threads at once, also where an event loop runs.
+    """
+
+    def __init__(self, model: str | None = None, *, progress: bool = True, **knobs: Any) -> None:
+        """Load every rank.
+
+        model: known name, local folder, ``.gguf`` file or hub name; not needed with ``engine="sim"``.
+        progress: show on standard error what is being loaded.
+        knobs: those of ``shoal serve`` about model, engine, parallelism, scheduler and sim, spelled with underscores:
+            ``data_parallel_size``, ``dtype``, ``device``, ``max_model_len``, ``num_threads``, ``kv_cache_memory`` ...
+
+        Raises:
+            StartupError: an unknown knob, a wrong value, or a model that cannot be loaded; names it.
+        """
+        config = offline_config({"model": model, **knobs})
+        resolved = resolve_model(config.model) if config.engine == "torch" and config.model is not None else None
+        self._num_open = _OPEN_PER_SEAT * config.max_num_seqs * config.data_parallel_size
+        loop = LoopThread("llm")
+        try:
+            self._tokenizer = _load_tokenizer(loop, resolved)
+            with loading_status(shown=progress) as show:
+                make_core = _core_maker(engine_config(config, resolved, config.device), show)
+                client = InprocClient(make_core, config.data_parallel_size)
+            self._llm = AsyncLLM(client, self._tokenizer, ServingStats(), keep_token_ids=True)
+            loop.run(_start(self._llm))
+        except BaseException:
+            loop.stop()
+            loop.join()
+            raise
+        self._loop = loop
+        self._finalizer = weakref.finalize(self, _finalize, loop, self._llm, client)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, progress: bool = True
+    ) -> list[RequestOutput]:
+        """Continue each prompt, a text or token ids; return the outputs in the order of the prompts.
+
+        A prompt that fails, or is refused, fails alone: its output has ``error`` set.
+        progress: show a bar on standard error.
+
+        Raises:
+            TypeError: a prompt is no prompt. ValueError: not as many params as prompts.
+            EngineDeadError: closed, or no engine is left.
+        """
+        batch = _as_prompts(prompts)
+        return self._run([partial(_encode_prompt, self._tokenizer, prompt) for prompt in batch], params, progress)
+
+    def chat(
+        self, messages: Conversation | Sequence[Conversation], params: Params = None, *, progress: bool = True
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several; see ``generate``.
+
+        Raises:
+            InvalidRequestError: the model has no chat template.
+        """
+        if self._tokenizer.chat_template is None:
+            raise InvalidRequestError("this model has no chat template: use generate", "messages")
+        batch = _as_conversations(messages)
+        return self._run([partial(_encode_messages, self._tokenizer, chat) for chat in batch], params, progress)
+
+    def engine_views(self) -> list[EngineView]:
+        """Return what is known of every rank."""
+        return self._llm.engine_views()
+
+    def statistics(self) -> dict[str, int]:
+        """Return counters since the start and sizes of what is held now."""
+        return self._llm.statistics()
+
+    def close(self) -> None:
+        """End the engines and free what they hold; idempotent. What other threads still generate ends with abort."""
+        self._finalizer()
+        self._loop.join()
+
+    def _run(
+        self, prompts: list[Callable[[], tuple[str | None, list[int]]]], params: Params, progress: bool
+    ) -> list[RequestOutput]:
+        self._check_alive()
+        jobs = [Job(encode, own) for encode, own in zip(prompts, _per_prompt(params, len(prompts)), strict=True)]
+        num_samples = max((job.params.n for job in jobs), default=1)
+        num_open = max(1, self._num_open // num_samples)
+        with generation_bar(len(jobs), shown=progress) as on_done:
+            outputs = self._loop.run(run_batch(self._llm, jobs, num_open, on_done))
+        num_failed = sum(output.error is not None for output in outputs)
+        if num_failed:
+            _log.warning("%d of %d prompts failed; their outputs say why", num_failed, len(outputs))
+        return outputs
+
+    def _check_alive(self) -> None:
+        if not self._finalizer.alive:
+            raise EngineDeadError("this LLM is closed")
+        views = self.engine_views()
+        if all(view.state == "dead" for view in views):
+            raise EngineDeadError("; ".join(f"engine {view.engine_id}: {view.reason}" for view in views))
+
+
+async def _start(llm: AsyncLLM) -> None:
+    llm.start()
+
+
+async def _end(llm: AsyncLLM, client: InprocClient) -> None:
+    await llm.aclose()
+    await client.aclose()
+
+
+def _finalize(loop: LoopThread, llm: AsyncLLM, client: InprocClient) -> None:
+    """End what a dropped ``LLM`` left, also at the interpreter's exit.
+
+    Garbage collection may run this in any thread, one of its own included, so only the main thread waits.
+    """
+    loop.stop(partial(_end, llm, client))
+    if threading.current_thread() is threading.main_thread():
+        loop.join()
+
+
+def _load_tokenizer(loop: LoopThread, model: ResolvedModel | None) -> TextTokenizer:
+    if model is None:
+        return load_tokenizer(None)
+    return load_tokenizer(Path(loop.run(find_tokenizer(model, lambda line: _log.info("%s", line)))))
+
+
+def _core_maker(config: EngineConfig, show: Callable[[str], None]) -> MakeCore:
+    # Only here, so that whoever imports this module for its types loads no engine.
+    from engine.loading import load_rank
+
+    def make(engine_id: EngineId) -> Any:
+        def on_progress(doing: str, progress: float) -> None:
+            show(f"rank {engine_id.rank}: {doing} ({progress:.0%})")
+
+        return load_rank(config, engine_id, on_progress)
+
+    return make
+
+
+def _encode_prompt(tokenizer: TextTokenizer, prompt: Prompt) -> tuple[str | None, list[int]]:
+    if isinstance(prompt, str):
+        return prompt, tokenizer.encode(prompt, add_special_tokens=True)
+    return None, prompt
+
+
+def _encode_messages(tokenizer: TextTokenizer, messages: Conversation) -> tuple[str | None, list[int]]:
+    assert tokenizer.chat_template is not None, "checked before"
+    text = tokenizer.chat_template.render(messages)
+    return text, tokenizer.encode(text, add_special_tokens=False)
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [cast(Prompt, prompts)]
+    batch = list(cast(Sequence[Prompt], prompts))
+    for index, prompt in enumerate(batch):
+        if not isinstance(prompt, str | list):
+            raise TypeError(f"prompt {index} is a {type(prompt).__name__}; a prompt is a text or a list of token ids")
+    return batch
+
+
+def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    if messages and isinstance(messages[0], Mapping):
+        return [cast(Conversation, messages)]
+    return list(cast(Sequence[Conversation], messages))
+
+
+def _per_prompt(params: Params, num_prompts: int) -> list[GenerationParams]:
+    if params is None or isinstance(params, GenerationParams):
+        return [params or GenerationParams()] * num_prompts
+    if len(params) != num_prompts:
+        raise ValueError(f"{len(params)} params for {num_prompts} prompts: give one for all, or one for each")
+    return list(params)

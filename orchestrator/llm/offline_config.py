@@ -1,0 +1,38 @@
+"""The knobs of ``shoal serve`` that mean something without a server."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.config import ServeConfig
+from orchestrator.config_sources import ConfigError, Setting, nearest, validate
+
+_GROUPS = frozenset({"model", "engine", "parallelism", "scheduler", "sim"})
+_SERVED_ONLY = frozenset({"served_model_name", "sim_report_delay_s"})
+
+
+def offline_knobs() -> frozenset[str]:
+    """Return the names that offline use takes."""
+    return (
+        frozenset(
+            name
+            for name, field in ServeConfig.model_fields.items()
+            if isinstance(field.json_schema_extra, dict) and field.json_schema_extra["group"] in _GROUPS
+        )
+        - _SERVED_ONLY
+    )
+
+
+def offline_config(knobs: Mapping[str, Any]) -> ServeConfig:
+    """Return the configuration; what has no meaning here keeps its default.
+
+    Raises:
+        ConfigError: a knob that does not exist or needs a server, or a value it cannot take; names it.
+    """
+    known = offline_knobs()
+    for name in knobs:
+        if name in ServeConfig.model_fields and name not in known:
+            raise ConfigError(f"{name} is a knob of `shoal serve`; there is no server here")
+        if name not in known:
+            raise ConfigError(f"unknown knob {name}{nearest(name, known)}")
+    settings = {name: Setting(value, name) for name, value in knobs.items()}
+    return validate({**settings, "executor": Setting("local", "executor")})

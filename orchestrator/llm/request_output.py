@@ -1,0 +1,83 @@
+"""What offline generation returns."""
+
+import time
+from dataclasses import dataclass
+
+from engine.wire.errors import ShoalError
+from orchestrator.llm.stream import Choice, RequestStream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOutput:
+    """One sample of a prompt.
+
+    token_ids: all tokens drawn; those of a stop string are among them, a stop token is not.
+    finish_reason: ``stop``, ``length``, ``abort`` or ``error``.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetrics:
+    """How long one prompt took, in seconds from the moment it was handed to the engines.
+
+    queue_time_s: what the engine says its first sample waited. ttft_s: until the first token of any sample. None: there
+        was no token. e2e_s: until its end.
+    """
+
+    queue_time_s: float | None
+    ttft_s: float | None
+    e2e_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """One prompt and what became of it.
+
+    prompt: its text; None when it was given as token ids, or no text could be made of the messages.
+    outputs: one per sample, by index; what was drawn before an error is kept, a prompt that was refused has none.
+    num_cached_tokens: prompt tokens served from the prefix cache.
+    metrics: None for a prompt that was refused.
+    error: why this prompt alone failed, or None.
+    """
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
+    error: ShoalError | None = None
+
+
+def finished_output(prompt: str | None, prompt_token_ids: list[int], stream: RequestStream) -> RequestOutput:
+    """Return what a stream that has ended, and of which nothing was taken, brought for one prompt."""
+    return RequestOutput(
+        prompt=prompt,
+        prompt_token_ids=prompt_token_ids,
+        outputs=[_completion(choice) for choice in stream.choices],
+        num_cached_tokens=stream.num_cached_tokens,
+        metrics=_metrics(stream),
+        error=stream.error,
+    )
+
+
+def _completion(choice: Choice) -> CompletionOutput:
+    return CompletionOutput(
+        index=choice.index,
+        text=choice.take_text(),
+        token_ids=choice.token_ids or [],
+        finish_reason=choice.finish_reason or "error",
+    )
+
+
+def _metrics(stream: RequestStream) -> RequestMetrics:
+    first = min((choice.first_token_at for choice in stream.choices if choice.first_token_at), default=None)
+    return RequestMetrics(
+        queue_time_s=stream.choices[0].queue_time_s,
+        ttft_s=None if first is None else first - stream.created_at,
+        e2e_s=time.monotonic() - stream.created_at,
+    )
