@@ -62,11 +62,6 @@ class Sampler:
         faults = {row: _FAULTS[code] for row, code in enumerate(codes) if code != _NO_FAULT} | faults
         return self._samples(sequences, token_ids, faults, logprobs)
 
-    def close(self) -> None:
-        """End what runs in the background; idempotent."""
-        if self._grammars is not None:
-            self._grammars.close()
-
     def _samples(
         self,
         sequences: Sequence[SequenceState],

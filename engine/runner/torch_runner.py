@@ -75,7 +75,6 @@ class TorchRunner:
     def close(self) -> None:
         """Free the device; idempotent."""
         self._on_device = None
-        self._sampler.close()
         gc.collect()
         if self._limits.device.startswith("cuda"):
             torch.cuda.empty_cache()

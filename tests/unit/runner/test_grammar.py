@@ -2,13 +2,15 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Sequence
 
 import pytest
 import torch
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.runner.grammar import Grammars
+from engine.runner.grammar_compiler import GrammarCompiler
 from engine.runner.sampler import Sampler
 from engine.scheduler.plan import SequenceState
 from engine.wire.sampling import SamplingParams
@@ -27,11 +29,9 @@ REGEX = r"(ab|cd){2,4}x[0-9]{3}"
 
 
 @pytest.fixture
-def sampler() -> Iterator[Sampler]:
+def sampler() -> Sampler:
     tokenizer = LLTokenizer(byte_tokenizer().to_str(), eos_token=[EOS])
-    sampler = Sampler(frozenset({EOS}), Grammars(tokenizer, PADDED_VOCABULARY, num_threads=1))
-    yield sampler
-    sampler.close()
+    return Sampler(frozenset({EOS}), Grammars(tokenizer, PADDED_VOCABULARY, num_threads=1))
 
 
 def schema_params(**fields: object) -> SamplingParams:
@@ -154,4 +154,18 @@ def test_an_alternative_end_of_sequence_token_ends_a_grammar_too() -> None:
     rows[0, 0] = 100.0
     complete = sequence(regex_params("ab", temperature=0.0), encode("ab"))
     assert sample(rows, [complete], sampler)[0].token_id == 0
-    sampler.close()
+
+
+def test_a_grammar_that_takes_too_long_to_compile_fails_alone() -> None:
+    patterns = [{"type": "string", "pattern": f"a{{0,{length}}}.*b"} for length in range(10, 21)]
+    endless = LLMatcher.grammar_from_json_schema(json.dumps({"allOf": patterns}))
+    tokenizer = LLTokenizer(byte_tokenizer().to_str(), eos_token=[EOS])
+    compiler = GrammarCompiler(tokenizer, timeout_s=0.001)
+    assert compiler.compile(endless).result() is None
+    assert compiler.compile(endless) is compiler.compile(endless), "nobody pays for it twice"
+    for thread in threading.enumerate():
+        if thread.name == "grammar":
+            thread.join()
+    done = compiler.compile(endless).result()
+    assert done is not None
+    assert done.is_error(), "once it has ended its own reason is told"
