@@ -7,8 +7,6 @@ from engine.wire.errors import InvalidRequestError, OverloadedError
 from engine.wire.ids import EngineId
 from lb.ledger import EngineLedger
 
-DATA_PARALLEL_RANK = "data_parallel_rank"
-
 
 @dataclass(frozen=True, slots=True)
 class Pick:

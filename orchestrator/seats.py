@@ -101,10 +101,6 @@ class SeatTable:
         """Tell whether no engine is left."""
         return all(seat.exit is not None for seat in self._seats.values())
 
-    def living(self) -> list[SeatStatus]:
-        """Return the seats whose process has not ended."""
-        return [seat for seat in self._seats.values() if seat.exit is None]
-
     def describe_unready(self) -> str:
         """Name each rank that is not ready, what it is doing and what it said last."""
         lines = [f"rank {seat.engine_id.rank}: {seat.describe()}" for seat in self._seats.values() if not seat.is_ready]
