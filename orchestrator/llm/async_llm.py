@@ -16,9 +16,12 @@ from metrics.stats import ServingStats
 from orchestrator.llm.chat_template import Message
 from orchestrator.llm.detokenizer import Detokenizer
 from orchestrator.llm.outputs import OutputProcessor, SequenceName
-from orchestrator.llm.params import GenerationParams
+from orchestrator.llm.params import EncodedRules, GenerationParams
+from orchestrator.llm.rules import RuleEncoder, check_features
+from orchestrator.llm.scores import ChoiceScores
 from orchestrator.llm.stop import StopChecker
 from orchestrator.llm.stream import Choice, RequestStream
+from orchestrator.llm.token_texts import TokenTexts
 from orchestrator.llm.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -58,8 +61,11 @@ class AsyncLLM:
         self._rng = rng or random.SystemRandom()
         self._processor = OutputProcessor(stats)
         self._threads = ThreadPoolExecutor(_NUM_TOKENIZER_THREADS, "tokenise")
+        self._rules = RuleEncoder(tokenizer)
+        self._texts = TokenTexts(tokenizer.backend)
         self._max_model_len = 0
         self._vocab_size = 0
+        self._features: frozenset[str] = frozenset()
         self._output_task: asyncio.Task[None] | None = None
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -79,6 +85,7 @@ class AsyncLLM:
         if self._output_task is not None and not self._output_task.done():
             self._output_task.cancel()
             await asyncio.wait([self._output_task])
+        await self._rules.aclose()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -108,7 +115,8 @@ class AsyncLLM:
         """Continue each prompt ``params.n`` times; choice ``i * n + j`` is sample j of prompt i.
 
         Raises:
-            InvalidRequestError: a prompt is too long, or names tokens the model does not have.
+            InvalidRequestError: a prompt is too long; tokens are named that the model does not have; a grammar is none;
+                the engines cannot do what is asked for.
             OverloadedError: no engine can take it now.
             EngineDeadError: the line to the engines is closed.
         """
@@ -138,7 +146,12 @@ class AsyncLLM:
     async def _submit(self, prompts: Sequence[list[int]], params: GenerationParams, field: str) -> RequestStream:
         created_at = time.monotonic()
         self._learn_limits()
-        requests = [request for token_ids in prompts for request in self._requests_of_prompt(token_ids, params, field)]
+        self._check_vocabulary(params.stop_token_ids, "stop_token_ids")
+        self._check_vocabulary(params.allowed_token_ids, "allowed_token_ids")
+        self._check_vocabulary(list(params.logit_bias), "logit_bias")
+        check_features(params, self._features)
+        rules = await self._rules.encode(params)
+        requests = [request for ids in prompts for request in self._requests_of_prompt(ids, params, rules, field)]
         stream = RequestStream(
             [self._choice(index, request, params) for index, request in enumerate(requests)], created_at
         )
@@ -158,10 +171,11 @@ class AsyncLLM:
             await self._abort_on_engines(self._processor.forget(stream))
             raise
 
-    def _requests_of_prompt(self, token_ids: list[int], params: GenerationParams, field: str) -> list[AddRequest]:
+    def _requests_of_prompt(
+        self, token_ids: list[int], params: GenerationParams, rules: EncodedRules, field: str
+    ) -> list[AddRequest]:
         self._check_vocabulary(token_ids, field)
-        self._check_vocabulary(params.stop_token_ids, "stop_token_ids")
-        sampling = params.for_prompt(len(token_ids), self._max_model_len, self._rng.getrandbits(63), field)
+        sampling = params.for_prompt(len(token_ids), self._max_model_len, self._rng.getrandbits(63), field, rules)
         request_id = self._client.request_ids.draw()
         return [self._add_request(request_id, sample, token_ids, sampling) for sample in range(params.n)]
 
@@ -189,6 +203,19 @@ class AsyncLLM:
             detokenizer=Detokenizer(self._tokenizer, request.prompt_token_ids),
             stop=StopChecker(params.stop, params.include_stop_str_in_output) if params.stop else None,
             token_ids=[] if self._keep_token_ids else None,
+            echo=self._tokenizer.decode(request.prompt_token_ids) if params.echo else "",
+            scores=self._scores(request, params),
+        )
+
+    def _scores(self, request: AddRequest, params: GenerationParams) -> ChoiceScores | None:
+        if params.logprobs is None and params.prompt_logprobs is None:
+            return None
+        return ChoiceScores(
+            self._texts,
+            request.prompt_token_ids,
+            outputs=params.logprobs,
+            prompt=params.prompt_logprobs,
+            echo=Detokenizer(self._tokenizer) if params.echo else None,
         )
 
     def _learn_limits(self) -> None:
@@ -199,6 +226,7 @@ class AsyncLLM:
         if ready is None:
             raise OverloadedError("no engine is ready yet")
         self._max_model_len, self._vocab_size = ready.max_model_len, ready.vocab_size
+        self._features = frozenset(ready.features)
 
     def _check_vocabulary(self, token_ids: Sequence[int], field: str) -> None:
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):

@@ -8,6 +8,7 @@ over, the kernel ends it.
 import resource
 import signal
 import sys
+from typing import Any
 
 import msgspec
 from llguidance import LLMatcher
@@ -17,7 +18,7 @@ from orchestrator.llm.grammar import TIMEOUT_S, Answer, GrammarKind, Question
 _MEMORY_BYTES = 1 << 30
 _MAX_REASON = 300
 
-_WHITESPACE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
+_WHITESPACE: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
 """JSON may hold any amount of white space, and small models fall in love with it."""
 
 

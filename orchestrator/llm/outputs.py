@@ -69,7 +69,8 @@ class OutputProcessor:
             num_tokens += count
             touched[stream] = None
             try:
-                if count == 1 and output.finish_reason is None and choice.stop is None and choice.last_token_at:
+                is_plain = choice.stop is None and choice.scores is None and choice.last_token_at
+                if is_plain and count == 1 and output.finish_reason is None:
                     # the next token and nothing else, as nearly always
                     gaps[choice.last_token_at] += 1
                     choice.last_token_at = now
@@ -127,9 +128,12 @@ class OutputProcessor:
         orphans: list[SequenceName],
     ) -> None:
         text = ""
+        if choice.echo or choice.scores is not None:
+            self._begin(choice, stream, output)
         if output.new_token_ids:
             self._observe_tokens(choice, stream, output, rank, now)
-            text = choice.detokenizer.feed(output.new_token_ids)
+            feed = choice.detokenizer.feed
+            text = feed(output.new_token_ids) if choice.scores is None else choice.scores.feed(output, feed)
             if choice.stop is not None:
                 text, stopped = choice.stop.feed(text)
                 if stopped:
@@ -146,6 +150,16 @@ class OutputProcessor:
             self._observe_end(choice, stream, "error", now)
         elif output.finish_reason is not FinishReason.REROUTE:  # the client picks another engine for that one
             self._finish_from_engine(choice, stream, text, _REASONS[output.finish_reason], now)
+
+    def _begin(self, choice: Choice, stream: RequestStream, output: EngineCoreOutput) -> None:
+        """Let a prompt that begins the text out, and its log-probabilities, with the first output that is no error."""
+        if choice.last_token_at or output.finish_reason in (FinishReason.ERROR, FinishReason.REROUTE):
+            return
+        echo, choice.echo = choice.echo, ""
+        if choice.scores is not None:
+            choice.scores.begin(output.prompt_logprobs, echo)
+        if echo:
+            stream.add_text(choice, echo)
 
     def _finish_from_engine(self, choice: Choice, stream: RequestStream, text: str, reason: str, now: float) -> None:
         rest, stopped = self._last_text(choice)

@@ -1,11 +1,24 @@
 """What a caller asks of a generation, and what becomes of it for one prompt on one model."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.wire.errors import InvalidRequestError
 from engine.wire.sampling import SamplingParams
+from orchestrator.llm.grammar import Grammar
 
 _SEED_MODULUS = 1 << 63  # engines read seeds as non-negative 64-bit numbers
+
+
+class EncodedRules(NamedTuple):
+    """What of the parameters depends on the model. bad_words: their tokens. grammar: in the engines' form."""
+
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: str | None = None
+
+
+_NO_RULES = EncodedRules()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +28,10 @@ class GenerationParams:
     n: choices per prompt. max_tokens: None takes ``default_max_tokens``, and that None takes all the room there is.
     seed: None lets the server draw one per prompt. stop: strings that end a choice.
     data_parallel_rank: serve on this rank; None lets the load decide.
+    bad_words: texts that never appear in the output, as far as tokens can tell.
+    logprobs, prompt_logprobs: best tokens told with each token of output or prompt; None tells nothing.
+    echo: the prompt begins the text, and its tokens the log-probabilities.
+    grammar: what the output must match.
     """
 
     n: int = 1
@@ -31,16 +48,40 @@ class GenerationParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     data_parallel_rank: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    grammar: Grammar | None = None
 
-    def for_prompt(self, num_prompt_tokens: int, max_model_len: int, drawn_seed: int, field: str) -> SamplingParams:
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Return the best tokens an engine has to tell with each prompt token; None when it has nothing to tell."""
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((number for number in wanted if number is not None), default=None)
+
+    def for_prompt(
+        self,
+        num_prompt_tokens: int,
+        max_model_len: int,
+        drawn_seed: int,
+        prompt_field: str,
+        encoded: EncodedRules = _NO_RULES,
+    ) -> SamplingParams:
         """Return what travels to the engine for one prompt.
 
-        drawn_seed: used when the caller gave none. field: the request field that holds the prompt, for the error.
+        drawn_seed: used when the caller gave none. prompt_field: the request field that holds the prompt, for the
+        error. encoded: what was made of bad words and grammar.
 
         Raises:
             InvalidRequestError: prompt, or prompt and output, are longer than the model allows; names the limit.
         """
-        max_tokens = self._max_tokens(num_prompt_tokens, max_model_len, field)
+        max_tokens = self._max_tokens(num_prompt_tokens, max_model_len, prompt_field)
         if self.min_tokens > max_tokens:
             raise InvalidRequestError(
                 f"min_tokens is {self.min_tokens}, more than the {max_tokens} tokens the output may have", "min_tokens"
@@ -55,17 +96,26 @@ class GenerationParams:
             seed=(drawn_seed if self.seed is None else self.seed) % _SEED_MODULUS,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=dict(self.logit_bias),
+            allowed_token_ids=self.allowed_token_ids,
+            bad_words=encoded.bad_words,
+            num_logprobs=self.logprobs,
+            num_prompt_logprobs=self.num_prompt_logprobs,
+            grammar=encoded.grammar,
         )
 
-    def _max_tokens(self, num_prompt_tokens: int, max_model_len: int, field: str) -> int:
+    def _max_tokens(self, num_prompt_tokens: int, max_model_len: int, prompt_field: str) -> int:
         room = max_model_len - num_prompt_tokens
         if num_prompt_tokens == 0:
-            raise InvalidRequestError("the prompt is empty: it must hold at least one token", field)
+            raise InvalidRequestError("the prompt is empty: it must hold at least one token", prompt_field)
         if room < 1:
             raise InvalidRequestError(
                 f"the prompt has {num_prompt_tokens} tokens, but this model's context is {max_model_len} tokens, "
                 "and at least one is needed for the output",
-                field,
+                prompt_field,
             )
         if self.max_tokens is None:
             return room if self.default_max_tokens is None else min(room, self.default_max_tokens)

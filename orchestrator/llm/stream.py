@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from engine.wire.errors import ShoalError
 from orchestrator.llm.detokenizer import Detokenizer
+from orchestrator.llm.scores import ChoiceScores
 from orchestrator.llm.stop import StopChecker
 
 
@@ -21,6 +22,7 @@ class Choice:
     rank: the engine that serves it. first_token_at, last_token_at: monotonic seconds, 0 before the first token.
     queue_time_s: what its engine says it waited; None before the first token.
     token_ids: its tokens so far, where somebody wants them besides the text; else None.
+    echo: text of the prompt that goes out before its own; empty once it has. scores: log-probabilities, if asked for.
     finish_reason: ``stop``, ``length`` or ``abort``; None while it runs, or when the whole stream failed.
     """
 
@@ -39,6 +41,8 @@ class Choice:
     first_token_at: float = 0.0
     queue_time_s: float | None = None
     token_ids: list[int] | None = None
+    echo: str = ""
+    scores: ChoiceScores | None = None
 
     @property
     def key(self) -> tuple[int, int]:

@@ -4,6 +4,7 @@ Only the ``tokenizers`` library is used: ``transformers.AutoTokenizer`` would lo
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,11 @@ class TextTokenizer:
         ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text; special tokens are left out."""
+        text: str = self.backend.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
 
 class _WholeTexts(dict[int, str | None]):
     """Texts of single tokens, learned as they occur; None for a token that is only a part of a character."""
@@ -83,14 +89,14 @@ def load_tokenizer(folder: Path | None) -> TextTokenizer:
 
 def byte_tokenizer() -> TextTokenizer:
     """Return the tokenizer of the sim engine: 256 ids, each id is the byte of that value, in UTF-8."""
-    vocabulary = {character: byte for byte, character in enumerate(_byte_alphabet())}
+    vocabulary = {character: byte for byte, character in enumerate(byte_alphabet())}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     return TextTokenizer(backend, ChatTemplate(_BYTE_CHAT_TEMPLATE, {}))
 
 
-def _byte_alphabet() -> list[str]:
+def byte_alphabet() -> list[str]:
     """Return the printable stand-in of each byte 0..255, as GPT-2's byte-level BPE defined it."""
     printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     substitutes = iter(range(256, 512))

@@ -1,7 +1,8 @@
 import pytest
 
 from engine.wire.errors import InvalidRequestError
-from orchestrator.llm.params import GenerationParams
+from orchestrator.llm.grammar import Grammar
+from orchestrator.llm.params import EncodedRules, GenerationParams
 
 LIMIT = 100
 
@@ -46,3 +47,39 @@ def test_the_callers_seed_wins_over_the_drawn_one() -> None:
 
 def test_a_negative_seed_travels_as_a_number_engines_can_read() -> None:
     assert 0 <= GenerationParams(seed=-1).for_prompt(1, LIMIT, 0, "prompt").seed < 2**63
+
+
+def test_rules_travel_as_they_were_encoded_and_everything_else_as_it_was_given() -> None:
+    params = GenerationParams(
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.2,
+        logit_bias={7: -1.0},
+        allowed_token_ids=(1, 7),
+        bad_words=("ab",),
+        logprobs=3,
+        prompt_logprobs=1,
+        grammar=Grammar.regex("a"),
+    )
+    sampling = params.for_prompt(1, LIMIT, 0, "prompt", EncodedRules(((97, 98),), "start: /a/"))
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.5, -0.5, 1.2)
+    assert (sampling.logit_bias, sampling.allowed_token_ids) == ({7: -1.0}, (1, 7))
+    assert (sampling.bad_words, sampling.grammar) == (((97, 98),), "start: /a/")
+    assert (sampling.num_logprobs, sampling.num_prompt_logprobs) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        (GenerationParams(), None),
+        (GenerationParams(echo=True), None),
+        (GenerationParams(logprobs=4), None),
+        (GenerationParams(logprobs=4, echo=True), 4),
+        (GenerationParams(logprobs=0, echo=True, prompt_logprobs=2), 2),
+        (GenerationParams(prompt_logprobs=0), 0),
+    ],
+)
+def test_prompts_are_scored_when_they_are_told_by_themselves_or_with_the_text(
+    params: GenerationParams, expected: int | None
+) -> None:
+    assert params.num_prompt_logprobs == expected
