@@ -5,12 +5,26 @@ it is known but not supported, and then accepted only with the value that asks f
 default); or it is unknown. The last two answer 400 with the field's name.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
-from pydantic_core.core_schema import ValidationInfo
+from pydantic import Field, model_validator
 
+from orchestrator.api.fields import (
+    AllowedTokenIds,
+    BadWords,
+    LogitBias,
+    NonEmpty,
+    NumLogprobs,
+    Penalty,
+    Prompts,
+    StopStrings,
+    Strict,
+    Text,
+    TokenIds,
+    Unsupported,
+)
+from orchestrator.api.response_format import ResponseFormat
+from orchestrator.llm.grammar import Grammar
 from orchestrator.llm.params import GenerationParams
 
 MAX_CHOICES = 1024
@@ -18,99 +32,15 @@ MAX_CHOICES = 1024
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for the older endpoint
 
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "audio": (None,),
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "frequency_penalty": (None, 0),
-    "function_call": (None, "none", "auto"),
-    "functions": (None, []),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False),
-    "modalities": (None, ["text"]),
-    "parallel_tool_calls": (None, True, False),
-    "prediction": (None,),
-    "presence_penalty": (None, 0),
-    "reasoning_effort": (None, "none"),
-    "response_format": (None, {"type": "text"}),
-    "service_tier": (None, "auto", "default"),
-    "store": (None, False),
-    "suffix": (None, ""),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
-    "top_logprobs": (None, 0),
-    "verbosity": (None, "medium"),
-    "web_search_options": (None,),
-    # what openai's own message objects carry when an answer is sent back as history
-    "annotations": (None, []),
-    "refusal": (None, ""),
-    "tool_calls": (None, []),
-    "tool_call_id": (None,),
-    "reasoning_content": (None, ""),
-}
-"""Known but unsupported field -> the values that ask for nothing."""
 
-
-def _ask_for_nothing(value: Any, info: ValidationInfo) -> Any:
-    neutral = _NEUTRAL[str(info.field_name)]
-    if not any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in neutral):
-        wanted = next((repr(choice) for choice in neutral if choice is not None), "null")
-        raise ValueError(f"is not supported by this server; leave it out or send {wanted}")
-    return value
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-def _join_text_parts(value: Any) -> Any:
-    """Return the text of a list of content parts; anything else is left to the field's own check."""
-    if not isinstance(value, list):
-        return value
-    texts = []
-    for index, part in enumerate(value):
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise ValueError(f'part {index} ({kind!r}) is not of the form {{"type": "text", "text": ...}}')
-        texts.append(part["text"])
-    return "\n".join(texts)
-
-
-def _as_prompts(value: Any) -> list[str | list[int]]:
-    """Return a list of prompts, each a text or token ids, for any of OpenAI's four forms."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list) and value:
-        if all(type(item) is int for item in value):
-            return [value]
-        if all(isinstance(item, str) for item in value) or all(_is_token_ids(item) for item in value):
-            return value
-    raise ValueError("must be a string, a list of strings, a list of token ids or a list of lists of token ids")
-
-
-def _is_token_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int for item in value)
-
-
-Unsupported = Annotated[Any, AfterValidator(_ask_for_nothing)]
-NonEmpty = Annotated[str, Field(min_length=1)]
-StopStrings = Annotated[list[NonEmpty], Field(max_length=16), BeforeValidator(_as_list)]
-Text = Annotated[str | None, BeforeValidator(_join_text_parts)]
-Prompts = Annotated[list[str | list[int]], PlainValidator(_as_prompts)]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """``include_usage`` adds one last chunk with the usage; ``include_obfuscation`` is a hint without effect here."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class GenerationRequest(_Strict):
+class GenerationRequest(Strict):
     """What both endpoints have in common; the meaning of each field is OpenAI's, or vLLM's where OpenAI has none."""
 
     model: str
@@ -123,12 +53,23 @@ class GenerationRequest(_Strict):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: StopStrings | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=64)] | None = None
+    stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     data_parallel_rank: Annotated[int, Field(ge=0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: LogitBias | None = None
+    allowed_token_ids: AllowedTokenIds | None = None
+    bad_words: BadWords | None = None
+    prompt_logprobs: NumLogprobs | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: dict[str, Any] | None = None
+    guided_regex: NonEmpty | None = None
+    guided_grammar: NonEmpty | None = None
 
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -136,10 +77,6 @@ class GenerationRequest(_Strict):
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
 
-    frequency_penalty: Unsupported = None
-    logit_bias: Unsupported = None
-    logprobs: Unsupported = None
-    presence_penalty: Unsupported = None
     service_tier: Unsupported = None
     store: Unsupported = None
 
@@ -149,13 +86,40 @@ class GenerationRequest(_Strict):
             raise ValueError("stream_options is only allowed when stream is true")
         return self
 
+    @model_validator(mode="after")
+    def _prompt_logprobs_come_with_a_whole_answer(self) -> Self:
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs is not told in a stream; leave out one of the two")
+        return self
+
+    @model_validator(mode="after")
+    def _at_most_one_grammar(self) -> Self:
+        if len(self._grammars()) > 1:
+            raise ValueError("response_format, guided_json, guided_regex and guided_grammar exclude each other")
+        return self
+
     @property
     def include_usage(self) -> bool:
         """Tell whether a stream ends with a usage chunk."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    def _grammars(self) -> list[Grammar]:
+        asked = [
+            None if self.response_format is None else self.response_format.to_grammar(),
+            None if self.guided_json is None else Grammar.json_schema(self.guided_json, "guided_json"),
+            None if self.guided_regex is None else Grammar.regex(self.guided_regex, "guided_regex"),
+            None if self.guided_grammar is None else Grammar.lark(self.guided_grammar, "guided_grammar"),
+        ]
+        return [grammar for grammar in asked if grammar is not None]
+
     def _params(
-        self, max_tokens: int | None, default_max_tokens: int | None, data_parallel_rank: int | None
+        self,
+        max_tokens: int | None,
+        default_max_tokens: int | None,
+        data_parallel_rank: int | None,
+        logprobs: int | None,
+        *,
+        echo: bool,
     ) -> GenerationParams:
         return GenerationParams(
             n=self.n or 1,
@@ -172,10 +136,20 @@ class GenerationRequest(_Strict):
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
             ignore_eos=bool(self.ignore_eos),
             data_parallel_rank=data_parallel_rank,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty or 1.0,
+            logit_bias=self.logit_bias or {},
+            allowed_token_ids=tuple(self.allowed_token_ids or ()),
+            bad_words=tuple(self.bad_words or ()),
+            logprobs=logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            echo=echo,
+            grammar=next(iter(self._grammars()), None),
         )
 
 
-class ChatMessage(_Strict):
+class ChatMessage(Strict):
     """One message; ``content`` is a string or a list of text parts. ``developer`` is the newer name of ``system``."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -208,6 +182,8 @@ class ChatCompletionRequest(GenerationRequest):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
 
     audio: Unsupported = None
     function_call: Unsupported = None
@@ -216,16 +192,22 @@ class ChatCompletionRequest(GenerationRequest):
     parallel_tool_calls: Unsupported = None
     prediction: Unsupported = None
     reasoning_effort: Unsupported = None
-    response_format: Unsupported = None
     tool_choice: Unsupported = None
     tools: Unsupported = None
-    top_logprobs: Unsupported = None
     verbosity: Unsupported = None
     web_search_options: Unsupported = None
 
+    @model_validator(mode="after")
+    def _top_logprobs_need_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs is only allowed when logprobs is true")
+        return self
+
     def to_params(self, data_parallel_rank: int | None) -> GenerationParams:
         """Return the parameters; ``max_completion_tokens`` is the newer name of ``max_tokens`` and wins."""
-        return self._params(self.max_completion_tokens or self.max_tokens, None, data_parallel_rank)
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        max_tokens = self.max_completion_tokens or self.max_tokens
+        return self._params(max_tokens, None, data_parallel_rank, logprobs, echo=False)
 
 
 class CompletionRequest(GenerationRequest):
@@ -233,8 +215,10 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Prompts
 
+    logprobs: NumLogprobs | None = None
+    echo: bool | None = None
+
     best_of: Unsupported = None
-    echo: Unsupported = None
     suffix: Unsupported = None
 
     @model_validator(mode="after")
@@ -245,4 +229,6 @@ class CompletionRequest(GenerationRequest):
 
     def to_params(self, data_parallel_rank: int | None) -> GenerationParams:
         """Return the parameters."""
-        return self._params(self.max_tokens, _COMPLETION_MAX_TOKENS, data_parallel_rank)
+        return self._params(
+            self.max_tokens, _COMPLETION_MAX_TOKENS, data_parallel_rank, self.logprobs, echo=bool(self.echo)
+        )

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from orchestrator.api.errors import to_api_error
+from orchestrator.api.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from orchestrator.api.sse import DONE, ChunkFormat, error_event
 from orchestrator.llm.stream import Choice, RequestStream
 
@@ -84,7 +85,7 @@ class StreamReply:
         fresh = self._stream.take()
         if len(fresh) == 1 and not self._stream.finished:
             choice = fresh[0]
-            if choice.finish_reason is None and choice.index in self._opened:
+            if choice.finish_reason is None and choice.index in self._opened and choice.scores is None:
                 return self._format.text(choice.index, choice.take_text())  # as nearly always
         events = [self._event(choice) for choice in fresh]
         if self._stream.finished and not self.finished:
@@ -100,8 +101,10 @@ class StreamReply:
         if index not in self._opened:
             self._opened.add(index)
             opening = self._format.open_choice(index)
-        chunk = self._format.text(index, text) if reason is None else self._format.end(index, text, reason)
-        return opening + chunk
+        logprobs = _logprobs(choice, chat=self._head.chat)
+        if reason is None:
+            return opening + self._format.text(index, text, logprobs)
+        return opening + self._format.end(index, text, reason, logprobs)
 
     def _last(self) -> bytes:
         if self._stream.error is not None:
@@ -136,7 +139,7 @@ class WholeReply:
 
     def _content(self) -> dict[str, Any]:
         head = self._head
-        return {
+        content = {
             "id": head.reply_id,
             "object": "chat.completion" if head.chat else "text_completion",
             "created": head.created,
@@ -144,11 +147,34 @@ class WholeReply:
             "choices": [self._choice(choice) for choice in self._stream.choices],
             "usage": usage_of(self._stream),
         }
+        # A chat has one prompt, so vLLM tells it beside the choices.
+        return content | _prompt_logprobs(self._stream.choices[0]) if head.chat else content
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
-        text = choice.take_text()
-        content = {"message": {"role": "assistant", "content": text}} if self._head.chat else {"text": text}
-        return {"index": choice.index, **content, "logprobs": None, "finish_reason": choice.finish_reason}
+        chat, text = self._head.chat, choice.take_text()
+        content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        return {
+            "index": choice.index,
+            **content,
+            "logprobs": _logprobs(choice, chat=chat),
+            "finish_reason": choice.finish_reason,
+            **({} if chat else _prompt_logprobs(choice)),
+        }
+
+
+def _logprobs(choice: Choice, *, chat: bool) -> dict[str, Any] | None:
+    """Return the log-probabilities that came since the last time; None when none were asked for."""
+    if choice.scores is None or not choice.scores.has_outputs:
+        return None
+    tokens = choice.scores.take()
+    return chat_logprobs(tokens) if chat else completion_logprobs(tokens)
+
+
+def _prompt_logprobs(choice: Choice) -> dict[str, Any]:
+    """Return the field with the prompt's log-probabilities, or no field."""
+    if choice.scores is None or choice.scores.prompt is None:
+        return {}
+    return {"prompt_logprobs": prompt_logprobs(choice.scores.prompt)}
 
 
 def _error_answer(error: Exception, request_id: str) -> tuple[StartMessage, bytes]:

@@ -26,8 +26,8 @@ class ChunkFormat:
         self._usage_head = b"data: " + head + b',"choices":[],"usage":'
         self._chat = chat
         self._text_key = b',"delta":{"content":' if chat else b',"text":'
-        self._after_text = b'},"logprobs":null,"finish_reason":' if chat else b',"logprobs":null,"finish_reason":'
-        self._running = self._after_text + b"null}]}\n\n"
+        self._before_logprobs = b'},"logprobs":' if chat else b',"logprobs":'
+        self._running = self._ending(b"null", b"null")
         self._prefixes: dict[int, bytes] = {}
 
     def open_choice(self, index: int) -> bytes:
@@ -38,13 +38,14 @@ class ChunkFormat:
         delta = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
         return self._choice_head(index) + delta
 
-    def text(self, index: int, text: str) -> bytes:
-        """Return a chunk with text of an opened choice."""
-        return self._prefixes[index] + _encode(text) + self._running
+    def text(self, index: int, text: str, logprobs: Any = None) -> bytes:
+        """Return a chunk with text of an opened choice; ``logprobs`` as they appear in it."""
+        ending = self._running if logprobs is None else self._ending(_encode(logprobs), b"null")
+        return self._prefixes[index] + _encode(text) + ending
 
-    def end(self, index: int, text: str, finish_reason: str) -> bytes:
+    def end(self, index: int, text: str, finish_reason: str, logprobs: Any = None) -> bytes:
         """Return the last chunk of an opened choice, with what is left of its text."""
-        ending = self._after_text + _encode(finish_reason) + b"}]}\n\n"
+        ending = self._ending(_encode(logprobs), _encode(finish_reason))
         if self._chat and not text:
             return self._choice_head(index) + b',"delta":{' + ending
         return self._prefixes[index] + _encode(text) + ending
@@ -52,6 +53,9 @@ class ChunkFormat:
     def usage(self, usage: dict[str, Any]) -> bytes:
         """Return the chunk that carries the usage and no choice."""
         return self._usage_head + _encode(usage) + b"}\n\n"
+
+    def _ending(self, logprobs: bytes, finish_reason: bytes) -> bytes:
+        return self._before_logprobs + logprobs + b',"finish_reason":' + finish_reason + b"}]}\n\n"
 
     def _choice_head(self, index: int) -> bytes:
         return self._head + b'{"index":%d' % index

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from orchestrator.api.errors import ApiError, to_api_error
 from orchestrator.api.protocol import ChatCompletionRequest, CompletionRequest
+from orchestrator.llm.grammar import Grammar
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -66,13 +67,33 @@ def refusal(call: Any, **fields: Any) -> ApiError:
         ),
         ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages[0].mood", "knows"),
         ({"repetition": 1}, "repetition", "knows"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
-        ({"presence_penalty": -1}, "presence_penalty", "not supported"),
-        ({"logprobs": True}, "logprobs", "not supported"),
-        ({"top_logprobs": 3}, "top_logprobs", "not supported"),
-        ({"logit_bias": {"50": 1}}, "logit_bias", "not supported"),
+        ({"frequency_penalty": 2.1}, "frequency_penalty", "2"),
+        ({"presence_penalty": -3}, "presence_penalty", "-2"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "0"),
+        ({"repetition_penalty": 11}, "repetition_penalty", "10"),
+        ({"logprobs": 3}, "logprobs", "boolean"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs", "20"),
+        ({"logit_bias": {"50": 101}}, "logit_bias.50", "100"),
+        ({"logit_bias": {"fish": 1}}, "logit_bias.fish.[key]", "integer"),
+        ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias", "1024"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "1"),
+        ({"allowed_token_ids": [1] * 4097}, "allowed_token_ids", "4096"),
+        ({"bad_words": ["x"] * 65}, "bad_words", "64"),
+        ({"bad_words": [""]}, "bad_words[0]", "1"),
+        ({"bad_words": ["x" * 257]}, "bad_words[0]", "256"),
         ({"tools": [{"type": "function"}]}, "tools", "not supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
+        ({"response_format": {"type": "regex"}}, "response_format", "regex"),
+        ({"response_format": {"type": "text", "regex": "a"}}, "response_format", "regex"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": 3}}},
+            "response_format.json_schema.schema",
+            "object",
+        ),
+        ({"guided_json": "{}"}, "guided_json", "object"),
+        ({"guided_regex": ""}, "guided_regex", "1"),
         ({"store": True}, "store", "not supported"),
     ],
 )
@@ -90,8 +111,10 @@ def test_a_chat_that_cannot_be_served_names_field_and_limit(fields: dict[str, An
         ({"prompt": []}, "prompt", "string"),
         ({"prompt": ["a", 1]}, "prompt", "string"),
         ({"prompt": [True]}, "prompt", "string"),
-        ({"logprobs": 0}, "logprobs", "not supported"),
-        ({"echo": True}, "echo", "not supported"),
+        ({"logprobs": 21}, "logprobs", "20"),
+        ({"logprobs": True}, "logprobs", "integer"),
+        ({"echo": "yes"}, "echo", "boolean"),
+        ({"top_logprobs": 1}, "top_logprobs", "knows"),
         ({"best_of": 2}, "best_of", "not supported"),
         ({"suffix": "x"}, "suffix", "not supported"),
         ({"messages": USER}, "messages", "knows"),
@@ -110,6 +133,19 @@ def test_too_many_choices_name_the_limit() -> None:
 
 def test_stream_options_without_a_stream_are_refused() -> None:
     assert "stream_options" in refusal(chat, stream_options={"include_usage": True}).message
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"guided_regex": "a", "guided_grammar": "start: /a/"}, "guided_grammar"),
+        ({"guided_json": {}, "response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+def test_fields_that_exclude_each_other_are_named(fields: dict[str, Any], named: str) -> None:
+    assert named in refusal(chat, **fields).message
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"model": "m"', b"\xff\xfe", b'{"model": "\\ud800"}'])
@@ -184,3 +220,68 @@ def test_a_greedy_temperature_is_kept() -> None:
 def test_one_stop_string_and_several_are_the_same_to_the_engine() -> None:
     assert chat(stop="x").to_params(None).stop == ("x",)
     assert chat(stop=["x", "y"]).to_params(None).stop == ("x", "y")
+
+
+def test_everything_asked_of_tokens_reaches_the_parameters() -> None:
+    params = chat(
+        presence_penalty=0.5,
+        frequency_penalty=-2,
+        repetition_penalty=1.1,
+        logit_bias={"7": -100, "9": 0.5},
+        allowed_token_ids=[7, 8],
+        bad_words=["cod"],
+        prompt_logprobs=0,
+    ).to_params(None)
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.5, -2.0, 1.1)
+    assert (params.logit_bias, params.allowed_token_ids, params.bad_words) == ({7: -100.0, 9: 0.5}, (7, 8), ("cod",))
+    assert params.prompt_logprobs == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 5}, 5),
+    ],
+)
+def test_chats_ask_for_log_probabilities_with_two_fields(fields: dict[str, Any], expected: int | None) -> None:
+    assert chat(**fields).to_params(None).logprobs == expected
+
+
+def test_completions_ask_for_log_probabilities_with_a_number_and_may_echo() -> None:
+    params = complete(logprobs=0, echo=True).to_params(None)
+    assert (params.logprobs, params.echo) == (0, True)
+    assert complete().to_params(None).logprobs is None
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"response_format": None}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Grammar.json_schema({"type": "object"})),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "strict": True, "schema": SCHEMA},
+                }
+            },
+            Grammar.json_schema(SCHEMA),
+        ),
+        ({"response_format": {"type": "regex", "regex": "a+"}}, Grammar.regex("a+")),
+        ({"response_format": {"type": "grammar", "grammar": "start: /a/"}}, Grammar.lark("start: /a/")),
+        ({"guided_json": SCHEMA}, Grammar.json_schema(SCHEMA, "guided_json")),
+        ({"guided_regex": "a+"}, Grammar.regex("a+", "guided_regex")),
+        ({"guided_grammar": "start: /a/"}, Grammar.lark("start: /a/", "guided_grammar")),
+    ],
+)
+def test_each_way_to_say_a_grammar(fields: dict[str, Any], expected: Grammar | None) -> None:
+    assert chat(**fields).to_params(None).grammar == expected
+    assert complete(**fields).to_params(None).grammar == expected

@@ -77,3 +77,15 @@ def test_without_usage_no_chunk_mentions_it() -> None:
 def test_an_error_is_an_event_too() -> None:
     assert parse(error_event({"error": {"message": "x"}})) == {"error": {"message": "x"}}
     assert DONE == b"data: [DONE]\n\n"
+
+
+def test_log_probabilities_stand_where_null_stood() -> None:
+    chunks = make()
+    chunks.open_choice(0)
+    assert parse(chunks.text(0, "x", {"content": [1]}))["choices"][0]["logprobs"] == {"content": [1]}
+    (last,) = parse(chunks.end(0, "", "stop", {"content": []}))["choices"]
+    assert last == {"index": 0, "delta": {}, "logprobs": {"content": []}, "finish_reason": "stop"}
+    completions = make(chat=False)
+    completions.open_choice(0)
+    (choice,) = parse(completions.text(0, NASTY, {"tokens": [NASTY]}))["choices"]
+    assert choice == {"index": 0, "text": NASTY, "logprobs": {"tokens": [NASTY]}, "finish_reason": None}

@@ -1,0 +1,95 @@
+"""The kinds of values that requests hold, and how each is checked."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic_core.core_schema import ValidationInfo
+
+from engine.wire.sampling import MAX_LOGPROBS
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "audio": (None,),
+    "best_of": (None, 1),
+    "function_call": (None, "none", "auto"),
+    "functions": (None, []),
+    "modalities": (None, ["text"]),
+    "parallel_tool_calls": (None, True, False),
+    "prediction": (None,),
+    "reasoning_effort": (None, "none"),
+    "service_tier": (None, "auto", "default"),
+    "store": (None, False),
+    "suffix": (None, ""),
+    "tool_choice": (None, "none", "auto"),
+    "tools": (None, []),
+    "verbosity": (None, "medium"),
+    "web_search_options": (None,),
+    # what openai's own message objects carry when an answer is sent back as history
+    "annotations": (None, []),
+    "refusal": (None, ""),
+    "tool_calls": (None, []),
+    "tool_call_id": (None,),
+    "reasoning_content": (None, ""),
+}
+"""Known but unsupported field -> the values that ask for nothing."""
+
+
+def _ask_for_nothing(value: Any, info: ValidationInfo) -> Any:
+    neutral = _NEUTRAL[str(info.field_name)]
+    if not any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in neutral):
+        wanted = next((repr(choice) for choice in neutral if choice is not None), "null")
+        raise ValueError(f"is not supported by this server; leave it out or send {wanted}")
+    return value
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _join_text_parts(value: Any) -> Any:
+    """Return the text of a list of content parts; anything else is left to the field's own check."""
+    if not isinstance(value, list):
+        return value
+    texts = []
+    for index, part in enumerate(value):
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise ValueError(f'part {index} ({kind!r}) is not of the form {{"type": "text", "text": ...}}')
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _as_prompts(value: Any) -> list[str | list[int]]:
+    """Return a list of prompts, each a text or token ids, for any of OpenAI's four forms."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if all(type(item) is int for item in value):
+            return [value]
+        if all(isinstance(item, str) for item in value) or all(_is_token_ids(item) for item in value):
+            return value
+    raise ValueError("must be a string, a list of strings, a list of token ids or a list of lists of token ids")
+
+
+def _is_token_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+Unsupported = Annotated[Any, AfterValidator(_ask_for_nothing)]
+NonEmpty = Annotated[str, Field(min_length=1)]
+StopStrings = Annotated[list[NonEmpty], Field(max_length=16), BeforeValidator(_as_list)]
+Text = Annotated[str | None, BeforeValidator(_join_text_parts)]
+Prompts = Annotated[list[str | list[int]], PlainValidator(_as_prompts)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+LogitBias = Annotated[dict[int, Bias], Field(max_length=1024)]
+TokenIds = Annotated[list[int], Field(max_length=64)]
+AllowedTokenIds = Annotated[list[int], Field(min_length=1, max_length=4096)]
+BadWords = Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=64)]
+NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+
+
+class Strict(BaseModel):
+    """A part of a request: unknown fields are errors, and so is a number in quotes."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
