@@ -12,7 +12,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from engine.runner.batch import DecodeRows, PrefillChunk, StepBatch
+from engine.runner.batch import StepBatch
+from engine.runner.keys import DecodeGroup, KeyView, PrefillChunk
 from engine.runner.kv_cache import PagedKVCache
 
 ATTENTION_NAME = "shoal"
@@ -34,6 +35,11 @@ class AttentionOptions:
     softcap: float | None
     sinks: torch.Tensor | None
 
+    @property
+    def is_standard(self) -> bool:
+        """Tell whether PyTorch's own attention computes it."""
+        return self.softcap is None and self.sinks is None
+
 
 class AttentionStep(Protocol):
     """What the attention function hands its work to."""
@@ -41,7 +47,7 @@ class AttentionStep(Protocol):
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        """Return [T, num_heads, value_dim] for query [T, num_heads, key_dim] and the tokens' own keys and values."""
+        """Return [T, num_heads, value_dim] for query [num_heads, T, key_dim] and the tokens' own keys and values."""
 
 
 def register_attention() -> None:
@@ -63,12 +69,11 @@ class PagedStep:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """Store the tokens' keys and values, then let every token look at its own sequence."""
-        keys, values = self._cache.write(layer, self._batch.slots, key, value)
-        parts = []
-        if self._batch.decode is not None:
-            rows = self._batch.decode
-            parts.append(_attend_decode(query[: len(rows.positions)], keys, values, rows, options))
-        parts += [_attend_prefill(query[chunk.rows], keys, values, chunk, options) for chunk in self._batch.prefills]
+        pools = self._cache.write(layer, self._batch.slots, key, value)
+        parts = [_attend_decode(query[:, group.rows], pools, group, options) for group in self._batch.decodes]
+        for chunk in self._batch.prefills:
+            own = key[:, chunk.rows], value[:, chunk.rows]
+            parts.append(_attend_prefill(query[:, chunk.rows], own, pools, chunk, options))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -98,65 +103,76 @@ def _attention_forward(
         sliding_window = getattr(module, "sliding_window", None)
     options = AttentionOptions(scaling=scaling, window=sliding_window, softcap=softcap, sinks=s_aux)
     layer: Any = module.layer_idx
-    rows, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return shoal_step.attend(layer, rows, keys, values, options)[None], None
+    return shoal_step.attend(layer, query[0], key[0], value[0], options)[None], None
 
 
 def _attend_decode(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: DecodeRows, options: AttentionOptions
+    query: torch.Tensor, pools: tuple[torch.Tensor, torch.Tensor], group: DecodeGroup, options: AttentionOptions
 ) -> torch.Tensor:
-    """Attend for query [D, num_heads, key_dim], one token of each sequence, over whole gathered blocks.
+    """Attend for query [num_heads, R, key_dim], one token of each sequence, over whole gathered blocks.
 
     Heads that share keys are treated as several queries of one head, so that no key is copied.
     """
-    num_rows, num_heads, key_dim = query.shape
-    num_kv_heads = keys.shape[2]
-    grouped = query.reshape(num_rows, num_kv_heads, -1, key_dim)
-    gathered = (
-        pool.index_select(0, rows.blocks.flatten()).view(num_rows, rows.num_keys, num_kv_heads, -1).transpose(1, 2)
-        for pool in (keys, values)
-    )
+    num_heads, num_rows, key_dim = query.shape
+    num_kv_heads = pools[0].shape[0]
+    view = group.view(options.window, query.dtype)
+    grouped = query.transpose(0, 1).reshape(num_rows, num_kv_heads, -1, key_dim)
+    keys, values = (_gather(pool, view, num_rows) for pool in pools)
     sinks = None if options.sinks is None else options.sinks.view(1, num_kv_heads, -1, 1)
-    mask = rows.mask(options.window, query.dtype)
-    return _attend(grouped, *gathered, mask=mask, sinks=sinks, options=options).reshape(num_rows, num_heads, -1)
+    if options.is_standard:
+        attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=view.mask, scale=options.scaling)
+    else:
+        attended = _attend_by_hand(grouped, keys, values, view.mask, sinks, options)
+    return attended.reshape(num_rows, num_heads, -1)
 
 
 def _attend_prefill(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: PrefillChunk, options: AttentionOptions
+    query: torch.Tensor,
+    own: tuple[torch.Tensor, torch.Tensor],
+    pools: tuple[torch.Tensor, torch.Tensor],
+    chunk: PrefillChunk,
+    options: AttentionOptions,
 ) -> torch.Tensor:
-    """Attend for query [n, num_heads, key_dim], consecutive tokens of one sequence.
+    """Attend for query [num_heads, n, key_dim], consecutive tokens of one sequence.
 
+    own: keys and values [num_kv_heads, n, dim] of these tokens, which are all there are for a sequence's beginning.
     Heads that share keys form the second dimension, over which the keys are expanded without a copy.
     """
-    num_tokens, num_heads, key_dim = query.shape
-    num_kv_heads = keys.shape[2]
-    grouped = query.reshape(num_tokens, num_kv_heads, -1, key_dim).permute(1, 2, 0, 3)
-    gathered = (
-        pool.index_select(0, chunk.blocks).flatten(0, 1)[: chunk.num_keys].transpose(0, 1)[:, None]
-        for pool in (keys, values)
-    )
-    expanded = (tensor.expand(-1, num_heads // num_kv_heads, -1, -1) for tensor in gathered)
-    sinks = None if options.sinks is None else options.sinks.view(num_kv_heads, -1, 1, 1)
-    causal = chunk.is_plainly_causal(options.window) and options.softcap is None and sinks is None
-    mask = None if causal else chunk.mask(options.window, query.dtype)
-    attended = _attend(grouped, *expanded, mask=mask, sinks=sinks, options=options)
+    num_heads, num_tokens, key_dim = query.shape
+    num_kv_heads = own[0].shape[0]
+    view = chunk.view(options.window, query.dtype, implies_causality=options.is_standard)
+    past_and_own = own if chunk.start == 0 else (_gather(pool, view, 1)[0] for pool in pools)
+    grouped = query.reshape(num_kv_heads, -1, num_tokens, key_dim)
+    keys, values = (tensor[:, None].expand(-1, num_heads // num_kv_heads, -1, -1) for tensor in past_and_own)
+    if options.is_standard:
+        attended = scaled_dot_product_attention(
+            grouped, keys, values, attn_mask=view.mask, is_causal=view.mask is None, scale=options.scaling
+        )
+    else:
+        sinks = None if options.sinks is None else options.sinks.view(num_kv_heads, -1, 1, 1)
+        attended = _attend_by_hand(grouped, keys, values, view.mask, sinks, options)
     return attended.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, -1)
 
 
-def _attend(
+def _gather(pool: torch.Tensor, view: KeyView, num_rows: int) -> torch.Tensor:
+    """Return [num_rows, num_kv_heads, num_keys, dim] out of a pool [num_kv_heads, num_blocks, block_size, dim].
+
+    A head's part of a block is one row of a matrix: rows are gathered in parallel, other dimensions are not.
+    """
+    num_kv_heads, num_blocks, _, dim = pool.shape
+    gathered = pool.flatten(0, 1).flatten(1).index_select(0, view.matrix_rows(num_kv_heads, num_blocks))
+    return gathered.view(num_kv_heads, num_rows, -1, dim).transpose(0, 1)[:, :, : view.num_keys]
+
+
+def _attend_by_hand(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    *,
     mask: torch.Tensor | None,
     sinks: torch.Tensor | None,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Attend over [A, B, queries, dim] and [A, B, keys, dim]; no mask means plainly causal."""
-    if options.softcap is None and sinks is None:
-        return scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, scale=options.scaling
-        )
+    """Attend over [A, B, queries, dim] and [A, B, keys, dim]; without a mask every query sees every key."""
     scaling = query.shape[-1] ** -0.5 if options.scaling is None else options.scaling
     scores = torch.matmul(query, key.transpose(-1, -2)).float() * scaling
     if options.softcap is not None:

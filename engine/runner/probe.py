@@ -24,10 +24,10 @@ class _ShapeRecorder:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         self.shapes[layer] = LayerShape(
-            num_kv_heads=key.shape[1], key_dim=key.shape[2], value_dim=value.shape[2], dtype=key.dtype
+            num_kv_heads=key.shape[0], key_dim=key.shape[2], value_dim=value.shape[2], dtype=key.dtype
         )
         self.windows[layer] = options.window
-        return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+        return value.repeat_interleave(query.shape[0] // value.shape[0], dim=0).transpose(0, 1)
 
 
 def probe_layers(loaded: LoadedModel) -> list[LayerShape]:

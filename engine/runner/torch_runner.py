@@ -13,6 +13,7 @@ from engine.runner.attention import ATTENTION_NAME, STEP_KEYWORD, PagedStep, reg
 from engine.runner.batch import StepBatch, make_batch
 from engine.runner.grammar_tokenizer import load_grammars
 from engine.runner.kv_cache import PagedKVCache, count_blocks
+from engine.runner.linears import quicken_linears
 from engine.runner.probe import probe_layers
 from engine.runner.sampler import Sampler
 from engine.scheduler.plan import Sample, StepPlan
@@ -32,6 +33,7 @@ class TorchRunner:
         register_attention()
         loaded = load_model(model, ATTENTION_NAME, on_progress)
         on_progress("measuring layers", 0.92)
+        quicken_linears(loaded.model, loaded.device)
         shapes = probe_layers(loaded)
         max_model_len = _max_model_len(loaded, model.max_model_len)
         on_progress("allocating the KV cache", 0.95)
