@@ -33,6 +33,11 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def _identity(line: str) -> str:
+    """Return what stays the same while it lives: a child's name and command line change when it execs."""
+    return " ".join(line.split()[:2]) if line.startswith("process ") else line
+
+
 def held(*, ignore_ray: bool = False) -> set[str]:
     """Return one line for each thread, ZeroMQ context thread, live process below and socket of this process.
 
@@ -48,7 +53,12 @@ def held(*, ignore_ray: bool = False) -> set[str]:
 def wait_given_back(before: set[str], *, ignore_ray: bool = False) -> set[str]:
     """Wait until nothing is held that was not held before; return what still is after some seconds."""
     deadline = time.monotonic() + _PATIENCE_S
-    while (leaked := held(ignore_ray=ignore_ray) - before) and time.monotonic() < deadline:
+    known = {_identity(line) for line in before}
+
+    def leaked_now() -> set[str]:
+        return {line for line in held(ignore_ray=ignore_ray) if _identity(line) not in known}
+
+    while (leaked := leaked_now()) and time.monotonic() < deadline:
         gc.collect()
         threading.Event().wait(_POLL_S)
     return leaked

@@ -2,8 +2,8 @@
 
 from collections import deque
 
+from engine.proc.backlog import Backlog
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.logprobs import Logprobs
 from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, UtilityOutput
 
 
@@ -20,23 +20,23 @@ class Outbox:
         self.client_id = client_id
         self._out_seq = 0
         self._report_seq = 0
-        self._outputs: list[EngineCoreOutput] = []
+        self._backlog = Backlog()
         self._utility_outputs: deque[UtilityOutput] = deque()
         self._dead: str | None = None
         self._announce_gap = False
 
     def __len__(self) -> int:
-        return len(self._outputs) + len(self._utility_outputs)
+        return len(self._backlog) + len(self._utility_outputs)
 
     @property
     def has_frame(self) -> bool:
         """Tell whether there is anything to send."""
-        return bool(self._outputs or self._utility_outputs or self._dead is not None or self._announce_gap)
+        return bool(self._backlog or self._utility_outputs or self._dead is not None or self._announce_gap)
 
     def add(self, outputs: list[EngineCoreOutput], report_seq: int) -> None:
         """Take one step's outputs. report_seq: number of the first report that reflects the step."""
         self._report_seq = report_seq
-        self._outputs = merge(self._outputs, outputs) if self._outputs else outputs
+        self._backlog.add(outputs)
 
     def add_utility(self, output: UtilityOutput, report_seq: int) -> None:
         """Take the answer of a utility call; each travels in a frame of its own."""
@@ -49,7 +49,7 @@ class Outbox:
 
     def clear(self) -> None:
         """Forget what was not sent, and burn a number so that the client sees the gap."""
-        self._outputs = []
+        self._backlog.clear()
         self._utility_outputs.clear()
         self._out_seq += 1
         self._announce_gap = True
@@ -62,7 +62,7 @@ class Outbox:
             self._out_seq + 1,
             applied,
             self._report_seq,
-            self._outputs,
+            self._backlog.outputs(),
             self._utility_outputs[0] if self._utility_outputs else None,
             self._dead if self._only_last_words_left else None,
         )
@@ -72,42 +72,11 @@ class Outbox:
         self._out_seq += 1
         if self._only_last_words_left:
             self._dead = None
-        self._outputs = []
+        self._backlog.clear()
         self._announce_gap = False
         if self._utility_outputs:
             self._utility_outputs.popleft()
 
     @property
     def _only_last_words_left(self) -> bool:
-        return not (self._outputs or self._utility_outputs or self._announce_gap)
-
-
-def merge(earlier: list[EngineCoreOutput], later: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
-    """Return one output per sequence and attempt: tokens joined, the end from the later output."""
-    merged = {(o.request_id, o.sample_index, o.attempt): o for o in earlier}
-    for output in later:
-        key = (output.request_id, output.sample_index, output.attempt)
-        before = merged.get(key)
-        merged[key] = output if before is None else _join(before, output)
-    return list(merged.values())
-
-
-def _join(before: EngineCoreOutput, after: EngineCoreOutput) -> EngineCoreOutput:
-    return EngineCoreOutput(
-        before.request_id,
-        before.sample_index,
-        before.attempt,
-        before.first_position,
-        before.new_token_ids + after.new_token_ids,
-        after.finish_reason,
-        after.stop_token_id,
-        after.error,
-        before.queue_time_s if before.queue_time_s is not None else after.queue_time_s,
-        before.num_cached_tokens or after.num_cached_tokens,
-        _join_logprobs(before.logprobs, after.logprobs),
-        before.prompt_logprobs or after.prompt_logprobs,
-    )
-
-
-def _join_logprobs(before: Logprobs | None, after: Logprobs | None) -> Logprobs | None:
-    return before + after if before is not None and after is not None else before or after
+        return not (self._backlog or self._utility_outputs or self._announce_gap)

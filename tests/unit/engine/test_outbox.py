@@ -1,4 +1,5 @@
-from engine.proc.outbox import Outbox, merge
+from engine.proc.backlog import Backlog
+from engine.proc.outbox import Outbox
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import EngineCoreOutput, FinishReason, UtilityOutput
 
@@ -65,22 +66,29 @@ def test_a_client_that_takes_nothing_costs_one_entry_per_sequence() -> None:
     assert [len(o.new_token_ids) for o in outbox.peek(0).outputs] == [1000, 1000]
 
 
+def join(*steps: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
+    backlog = Backlog()
+    for step in steps:
+        backlog.add(step)
+    return backlog.outputs()
+
+
 def test_merging_keeps_the_first_facts_and_the_end() -> None:
     first = EngineCoreOutput(1, 0, 0, 0, [5], queue_time_s=0.5, num_cached_tokens=16)
     last = EngineCoreOutput(1, 0, 0, 1, [], FinishReason.STOP, stop_token_id=2)
-    (merged,) = merge([first], [last])
+    (merged,) = join([first], [last])
     assert (merged.queue_time_s, merged.num_cached_tokens) == (0.5, 16)
     assert (merged.new_token_ids, merged.finish_reason, merged.stop_token_id) == ([5], FinishReason.STOP, 2)
 
 
 def test_attempts_are_never_merged() -> None:
-    merged = merge([output(1, 0, [5], FinishReason.ABORT)], [output(1, 0, [6], attempt=1)])
+    merged = join([output(1, 0, [5], FinishReason.ABORT)], [output(1, 0, [6], attempt=1)])
     assert [(o.attempt, o.new_token_ids) for o in merged] == [(0, [5]), (1, [6])]
 
 
 def test_what_a_step_gave_is_not_changed_by_merging() -> None:
     step = [output(1, 0, [5])]
-    merge(step, [output(1, 1, [6])])
+    join(step, [output(1, 1, [6])])
     assert step[0].new_token_ids == [5]
 
 
