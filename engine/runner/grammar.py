@@ -95,5 +95,5 @@ def _fault(matcher: LLMatcher | None) -> str | None:
         return "response_format: the grammar takes too long to compile"
     if not matcher.is_error():
         return None
-    reason = matcher.get_error().split("\n<state>")[0].strip()[:_MAX_REASON]
+    reason = " ".join(matcher.get_error().split("\n<state>")[0].split())[:_MAX_REASON]
     return f"response_format: the grammar cannot be matched: {reason}"

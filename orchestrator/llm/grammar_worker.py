@@ -27,9 +27,9 @@ def try_grammar(kind: GrammarKind, source: str) -> Answer:
     try:
         grammar = _translate(kind, source)
     except ValueError as error:
-        return Answer(error=str(error)[:_MAX_REASON])
+        return Answer(error=_one_line(str(error)))
     reason = LLMatcher.validate_grammar(grammar)
-    return Answer(error=reason[:_MAX_REASON]) if reason else Answer(grammar)
+    return Answer(error=_one_line(reason)) if reason else Answer(grammar)
 
 
 def main() -> None:
@@ -44,6 +44,10 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
         sys.stdout.buffer.flush()
+
+
+def _one_line(reason: str) -> str:
+    return " ".join(reason.split())[:_MAX_REASON]
 
 
 def _translate(kind: GrammarKind, source: str) -> str:
