@@ -74,9 +74,7 @@ class Dispatcher:
             request = sequence.request
             if sequence.aborting or sample_index not in (None, request.sample_index):
                 continue
-            sequence.aborting = True
-            message = AbortRequest(request.client_id, 0, request_id, request.sample_index, request.attempt)
-            self._sender.send(sequence.line, message)
+            self._send_abort(sequence)
 
     def on_outputs(self, outputs: EngineCoreOutputs) -> None:
         """Take ended sequences out of the table, before the consumer sees the batch.
@@ -100,6 +98,26 @@ class Dispatcher:
         for sequence in lost:
             self.in_flight.remove(sequence)
         return [_end(sequence.request, FinishReason.ERROR, reason) for sequence in lost]
+
+    def on_outputs_lost(self, line: EngineLine, outputs: EngineCoreOutputs, reason: str) -> list[EngineCoreOutput]:
+        """Return one terminal output for every sequence that frames lost before ``outputs`` may have spoken of.
+
+        Those the engine has not applied yet have had no output. The others are aborted there; what it still says of
+        them finds nobody.
+        """
+        lost = [seq for seq in self.in_flight.on_line(line) if seq.entry.line_seq <= outputs.applied]
+        for sequence in lost:
+            if not sequence.aborting:
+                self._send_abort(sequence)
+            self.in_flight.remove(sequence)
+            line.ledger.finish(sequence.entry, outputs.report_seq)
+        return [_end(sequence.request, FinishReason.ERROR, reason) for sequence in lost]
+
+    def _send_abort(self, sequence: InFlight) -> None:
+        sequence.aborting = True
+        request = sequence.request
+        message = AbortRequest(request.client_id, 0, request.request_id, request.sample_index, request.attempt)
+        self._sender.send(sequence.line, message)
 
     def _only(self, rank: int) -> list[EngineLedger]:
         serving = [line.ledger for line in self._by_rank() if not line.leaving]

@@ -11,7 +11,7 @@ from client.utility_calls import gather_ranks
 from client.views import make_views
 from engine.wire.errors import EngineDeadError
 from engine.wire.ids import EngineId
-from engine.wire.messages import AddRequest, EngineCoreOutputs, GroupState
+from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, GroupState
 from lb.picker import RotatingPicker
 from lb.views import EngineView
 
@@ -91,10 +91,17 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
 
     def _on_line_closed(self, line: EngineLine, reason: str) -> None:
         """Answer for the engine: every sequence it still had gets its one terminal output."""
-        ends = self._dispatcher.on_line_closed(line, f"engine {line.engine_id} is gone: {reason}")
+        self._answer_for(line, self._dispatcher.on_line_closed(line, f"engine {line.engine_id} is gone: {reason}"))
+        self._answers.engines_changed.set()
+
+    def _on_output_gap(self, line: EngineLine, outputs: EngineCoreOutputs) -> None:
+        """End what the lost frames may have spoken of: tokens are missing, or an end that will not be said again."""
+        reason = f"outputs of engine {line.engine_id} were lost on their way"
+        self._answer_for(line, self._dispatcher.on_outputs_lost(line, outputs, reason))
+
+    def _answer_for(self, line: EngineLine, ends: list[EngineCoreOutput]) -> None:
         if ends:
             self._answers.outputs.put(EngineCoreOutputs(line.engine_id, self.client_id, 0, line.applied, 0, ends))
-        self._answers.engines_changed.set()
 
     def _on_group_state(self, state: GroupState) -> None:
         super()._on_group_state(state)

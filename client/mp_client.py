@@ -183,8 +183,12 @@ class MPClient(EngineCoreClient):
         missing = line.on_out_seq(outputs.out_seq)
         if missing:
             self._counts["output_gaps"] += missing
+            self._on_output_gap(line, outputs)
         line.on_applied(outputs.applied)
         return outputs
+
+    def _on_output_gap(self, line: EngineLine, outputs: EngineCoreOutputs) -> None:
+        """Take the news that frames before this one are lost; subclasses that know what is in flight answer for it."""
 
     def _on_outputs_of_a_stranger(self, outputs: EngineCoreOutputs) -> None:
         """Last words may overtake the handshake, which travels on another socket; they must not be lost."""

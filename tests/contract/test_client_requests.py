@@ -246,6 +246,32 @@ async def test_missing_output_frames_are_counted() -> None:
         await eventually(lambda: client.statistics().get("output_gaps") == 3)
 
 
+async def test_lost_output_frames_end_what_they_may_have_spoken_of_and_nothing_else() -> None:
+    async with puppet_client() as (client, _, (engine,)):
+        lost, untouched = make_request(client), make_request(client)
+        await client.add_request_async(lost)
+        await engine.next_message()
+        await client.add_request_async(untouched)
+        await engine.next_message()
+        engine.say(make_output(lost, None, 5), applied=1)
+        engine._out_seq += 1
+        engine.say(make_output(lost, FinishReason.STOP), applied=1)
+
+        assert [output.new_token_ids for output in (await client.get_output_async()).outputs] == [[5]]
+        (end,) = (await client.get_output_async()).outputs
+        assert (end.request_id, end.finish_reason) == (lost.request_id, FinishReason.ERROR)
+        abort = await engine.next_message()
+        assert (type(abort), abort.request_id) == (AbortRequest, lost.request_id)
+
+        engine.say(make_output(untouched, FinishReason.STOP), applied=3)
+        while not (outputs := (await client.get_output_async()).outputs):
+            pass
+        assert [(output.request_id, output.finish_reason) for output in outputs] == [
+            (untouched.request_id, FinishReason.STOP)
+        ]
+        assert client.statistics()["in_flight"] == 0
+
+
 # --- utility calls and notifications ---
 
 
