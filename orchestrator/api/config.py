@@ -26,5 +26,10 @@ class ApiSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model_root: str = ""
     shutdown_timeout_s: float = 10.0
     start_timeout_s: float = 600.0
-    max_pending_requests: int = 2048
+    max_pending_requests: int = 1024
     log_level: str = "INFO"
+
+    @property
+    def url(self) -> str:
+        """Return the base URL, with an IPv6 address in brackets."""
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"

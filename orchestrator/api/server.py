@@ -91,9 +91,7 @@ class ApiServer:
             await asyncio.wait({engines, line, stop}, return_when=asyncio.FIRST_COMPLETED)
             if engines.done():
                 engines.result()
-                logger.info(
-                    "serving %s on http://%s:%d", self._spec.served_model_name, self._spec.host, self._spec.port
-                )
+                logger.info("serving %s on %s", self._spec.served_model_name, self._spec.url)
                 await asyncio.wait({line, stop}, return_when=asyncio.FIRST_COMPLETED)
             return 0 if stop.done() else 1
         except StartupError as error:
@@ -177,6 +175,6 @@ def _http_config(app: GenerationApp, log_level: str) -> uvicorn.Config:
 
 def _say_listening(spec: ApiSpec) -> None:
     """Print the one ready line the supervisor reads."""
-    line = msgspec.json.encode({"url": f"http://{spec.host}:{spec.port}", "host": spec.host, "port": spec.port})
+    line = msgspec.json.encode({"url": spec.url, "host": spec.host, "port": spec.port})
     sys.stdout.write(line.decode() + "\n")
     sys.stdout.flush()

@@ -77,7 +77,7 @@ class GrammarChecker:
     def _start(self) -> "subprocess.Popen[bytes]":
         # It needs no signal when this process dies: its standard input ends then, and its time for a grammar soon.
         self._worker = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.llm.grammar_worker"],
+            [sys.executable, "-P", "-m", "orchestrator.llm.grammar_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=child_environment(),
