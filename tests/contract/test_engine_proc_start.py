@@ -102,7 +102,8 @@ def test_no_step_waits_for_a_client_that_takes_nothing(peers: Peers, folder: Pat
 
 
 def test_a_client_that_takes_nothing_gets_no_more_compute_until_it_takes_again(peers: Peers, folder: Path) -> None:
-    spec = peers.spec(step_s=0.0, prefill_s_per_token=0.0, max_model_len=260_000)
+    # steps fast enough to fill the pipe soon, and far too many tokens to come to their end before the stall
+    spec = peers.spec(step_s=0.000_2, prefill_s_per_token=0.0, max_model_len=260_000)
     with engine_process(spec, folder / "stderr"):
         client = peers.introduce()
         request = client.add(max_tokens=250_000)

@@ -182,6 +182,15 @@ def test_an_engine_that_dies_takes_only_its_own_prompts_and_the_last_one_closes_
             generate(llm, "a")
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt also where the suite runs in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_what_is_interrupted_is_freed_and_the_next_call_works() -> None:
     with make_llm(sim_step_ms=5) as llm:
         interrupter = threading.Thread(target=interrupt_main_when_busy, args=(llm,))
