@@ -104,7 +104,7 @@ def _read(path: Path) -> dict[Any, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         content = tomllib.loads(text) if _is_toml(path) else yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: odd numbers, dates, encodings
         raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from error
     if content is None:
         return {}

@@ -17,8 +17,9 @@ class Listener:
     def __init__(self, host: str, port: int) -> None:
         try:
             self._socket = _listen(host, port)
-        except OSError as error:
-            raise StartupError(f"cannot listen on {host}:{port} (--host, --port): {error.strerror}") from error
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name no resolver would take
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise StartupError(f"cannot listen on {host}:{port} (--host, --port): {reason}") from error
 
     @property
     def fd(self) -> int:

@@ -29,9 +29,9 @@ class Premises:
             self.model = resolve_model(config.model)
         self.listener = Listener(config.host, config.port)
         try:
+            self.run_dir = RunDir(config.run_dir)
             for folder in sweep(config.run_dir):
                 _LOG.info("removed %s, left behind by a run that was killed", folder)
-            self.run_dir = RunDir(config.run_dir)
         except BaseException:
             self.listener.close()
             raise

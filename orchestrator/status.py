@@ -84,6 +84,9 @@ def _ask(url: str) -> Any:
     try:
         answer = httpx.get(f"{url}/v1/cluster", timeout=_TIMEOUT_S, trust_env=False)
         answer.raise_for_status()
-        return answer.json()
+        cluster = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise ShoalError(f"{url} does not answer like a deployment of Shoal: {error}") from error
+    if not isinstance(cluster, dict) or not isinstance(cluster.get("ranks"), list):
+        raise ShoalError(f"{url} does not answer like a deployment of Shoal: its /v1/cluster names no ranks")
+    return cluster

@@ -29,8 +29,8 @@ class Admission:
         """Tell whether the door is shut for good."""
         return self._draining
 
-    def enter(self) -> None:
-        """Let one request in; whoever entered calls ``leave`` in the end.
+    def ensure_room(self) -> None:
+        """Tell whoever would not be let in now.
 
         Raises:
             OverloadedError: full, or shut for good; says when to come back.
@@ -39,6 +39,10 @@ class Admission:
             raise OverloadedError("the server is shutting down", _RETRY_WHEN_DRAINING_S)
         if self._num_open >= self._max_pending:
             raise OverloadedError(f"the server already has {self._num_open} requests, its limit", _RETRY_WHEN_FULL_S)
+
+    def enter(self) -> None:
+        """Let one request in; whoever entered calls ``leave`` in the end. Raises as ``ensure_room`` does."""
+        self.ensure_room()
         self._num_open += 1
         self._empty.clear()
 

@@ -12,6 +12,8 @@ from engine.wire.errors import EngineDeadError, EngineError, InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
+_MAX_TEXT = 1_000  # characters of a message or a field's name in an answer
+
 
 class ApiError(Exception):
     """One error answer.
@@ -40,8 +42,9 @@ class ApiError(Exception):
         self.allow = allow
 
     def content(self) -> dict[str, Any]:
-        """Return the body as plain data."""
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+        """Return the body as plain data; what a caller sent is not sent back at any length."""
+        message, param = _shorten(self.message), self.param and _shorten(self.param)
+        return {"error": {"message": message, "type": self.kind, "param": param, "code": self.code}}
 
     def body(self) -> bytes:
         """Return the body as JSON."""
@@ -84,6 +87,10 @@ def _from_validation(error: ValidationError) -> ApiError:
         text = "is not a field this server knows"
     message = f"{param}: {text}" if param else text
     return ApiError(400, message, param=param or None, code=first["type"])
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
 
 
 def _path(location: Sequence[int | str]) -> str:

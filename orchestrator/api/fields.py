@@ -77,7 +77,8 @@ def _is_token_ids(value: Any) -> bool:
 
 Unsupported = Annotated[Any, AfterValidator(_ask_for_nothing)]
 NonEmpty = Annotated[str, Field(min_length=1)]
-StopStrings = Annotated[list[NonEmpty], Field(max_length=16), BeforeValidator(_as_list)]
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+StopStrings = Annotated[list[StopString], Field(max_length=16), BeforeValidator(_as_list)]
 Text = Annotated[str | None, BeforeValidator(_join_text_parts)]
 Prompts = Annotated[list[str | list[int]], PlainValidator(_as_prompts)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]

@@ -15,27 +15,23 @@ from typing import Any
 from engine.wire.errors import InvalidRequestError, OverloadedError
 from metrics.stats import ServingStats
 from orchestrator.api.admission import Admission
+from orchestrator.api.body import BodyReader, CallerGoneError
 from orchestrator.api.errors import ApiError, to_api_error
 from orchestrator.api.protocol import ChatCompletionRequest, CompletionRequest
-from orchestrator.api.push import Message, Pusher, Receive, Send
+from orchestrator.api.push import Pusher, Receive, Send
 from orchestrator.api.replies import ReplyHead, StreamReply, WholeReply, error_headers, start_message
 from orchestrator.llm.async_llm import AsyncLLM
 from orchestrator.llm.stream import RequestStream
-
-MAX_BODY_BYTES = 32 * 1024 * 1024
 
 _CHAT_PATH = "/v1/chat/completions"
 _COMPLETION_PATH = "/v1/completions"
 _RANK_HEADER = b"x-data-parallel-rank"
 _REQUEST_ID_HEADER = b"x-request-id"
 _MAX_REQUEST_ID_LENGTH = 128
+_MAX_RANK_DIGITS = 9
 _REQUEST_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:/+=")
 
 Scope = Mapping[str, Any]
-
-
-class _CallerGoneError(Exception):
-    """The caller hung up before its request was complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +53,7 @@ class GenerationApp:
         self._stats = stats
         self._model = served_model_name
         self._fallback = fallback
+        self._bodies = BodyReader()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
@@ -71,22 +68,24 @@ class GenerationApp:
             await self._refuse(error, request_id, send)
             return
         try:
-            self._admission.enter()
-        except OverloadedError as full:
-            await self._refuse(full, request_id, send)
+            self._admission.ensure_room()
+            body = await self._bodies.read(receive)
+            self._admission.enter()  # only now: who sends half a request must not keep others out
+        except CallerGoneError:
+            return
+        except (ApiError, OverloadedError) as error:
+            await self._refuse(error, request_id, send)
             return
         try:
-            await self._serve(path == _CHAT_PATH, headers, request_id, receive, send)
+            await self._serve(path == _CHAT_PATH, body, headers, request_id, receive, send)
         finally:
             self._admission.leave()
 
     async def _serve(
-        self, chat: bool, headers: dict[bytes, bytes], request_id: str, receive: Receive, send: Send
+        self, chat: bool, body: bytes, headers: dict[bytes, bytes], request_id: str, receive: Receive, send: Send
     ) -> None:
         try:
-            opened = await self._open(chat, await _read_body(receive), headers, request_id)
-        except _CallerGoneError:
-            return
+            opened = await self._open(chat, body, headers, request_id)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets an answer; the unforeseen is logged
             await self._refuse(error, request_id, send)
             return
@@ -138,19 +137,6 @@ class GenerationApp:
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def _read_body(receive: Receive) -> bytes:
-    body = b""
-    while True:
-        message: Message = await receive()
-        if message["type"] == "http.disconnect":
-            raise _CallerGoneError
-        body += bytes(message.get("body", b""))
-        if len(body) > MAX_BODY_BYTES:
-            raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes", code="body_too_large")
-        if not message.get("more_body", False):
-            return body
-
-
 def _request_id(headers: dict[bytes, bytes]) -> str:
     """Return the caller's own id when it is harmless in a header and a log line, else a new one."""
     given = headers.get(_REQUEST_ID_HEADER, b"").decode("latin-1")
@@ -172,7 +158,7 @@ def _explicit_rank(headers: dict[bytes, bytes], from_body: int | None) -> int | 
     given = headers.get(_RANK_HEADER)
     if given is None:
         return from_body
-    if not given.isdigit():
+    if not given.isdigit() or len(given) > _MAX_RANK_DIGITS:
         raise InvalidRequestError(f"{_RANK_HEADER.decode()} must be a rank number", "data_parallel_rank")
     if from_body not in (None, int(given)):
         raise InvalidRequestError(

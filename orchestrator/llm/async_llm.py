@@ -109,7 +109,7 @@ class AsyncLLM:
         if self._tokenizer.chat_template is None:
             raise InvalidRequestError("this model has no chat template: use /v1/completions", "messages")
         text = self._tokenizer.chat_template.render(messages)
-        return await self._submit([await self._tokenise(text, add_special_tokens=False)], params, "messages")
+        return await self._submit([await self._tokenise(text, "messages", special=False)], params, "messages")
 
     async def generate(self, prompts: Sequence[Prompt], params: GenerationParams) -> RequestStream:
         """Continue each prompt ``params.n`` times; choice ``i * n + j`` is sample j of prompt i.
@@ -121,7 +121,7 @@ class AsyncLLM:
             EngineDeadError: the line to the engines is closed.
         """
         token_ids = [
-            await self._tokenise(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+            await self._tokenise(prompt, "prompt", special=True) if isinstance(prompt, str) else prompt
             for prompt in prompts
         ]
         return await self._submit(token_ids, params, "prompt")
@@ -137,11 +137,19 @@ class AsyncLLM:
 
     # --- submission -------------------------------------------------------------------------------------------------
 
-    async def _tokenise(self, text: str, add_special_tokens: bool) -> list[int]:
+    async def _tokenise(self, text: str, field: str, *, special: bool) -> list[int]:
+        """Return the token ids; refuse a text that is too long whatever its tokens, before that costs anything."""
         if len(text) < _INLINE_CHARACTERS:
-            return self._tokenizer.encode(text, add_special_tokens)
+            return self._tokenizer.encode(text, special)
+        self._learn_limits()
+        if len(text) > self._max_model_len * self._tokenizer.longest_token:
+            raise InvalidRequestError(
+                f"{field}: a text of {len(text)} characters has more than the {self._max_model_len} tokens of this "
+                "model's context",
+                field,
+            )
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._tokenizer.encode, text, add_special_tokens)
+        return await loop.run_in_executor(self._threads, self._tokenizer.encode, text, special)
 
     async def _submit(self, prompts: Sequence[list[int]], params: GenerationParams, field: str) -> RequestStream:
         created_at = time.monotonic()

@@ -10,14 +10,14 @@ class StopChecker:
     does not depend on how the text was cut into pieces.
     """
 
-    __slots__ = ("_held", "_include", "_longest", "_prefixes", "_stops")
+    __slots__ = ("_held", "_include", "_longest", "_starts", "_stops")
 
     def __init__(self, stops: Sequence[str], include_in_output: bool = False) -> None:
         """Watch for any of these non-empty strings; the match itself is part of the output only on wish."""
         self._stops = tuple(stops)
         self._include = include_in_output
         self._longest = max(map(len, self._stops))
-        self._prefixes = frozenset(stop[:length] for stop in self._stops for length in range(1, len(stop)))
+        self._starts = {stop[0] for stop in self._stops}
         self._held = ""  # text that may be the start of a stop string: shorter than the longest one
 
     def feed(self, text: str) -> tuple[str, bool]:
@@ -50,6 +50,6 @@ class StopChecker:
     def _held_from(self, buffer: str) -> int:
         """Return where the longest end of the buffer that begins a stop string starts."""
         for start in range(max(0, len(buffer) - self._longest + 1), len(buffer)):
-            if buffer[start:] in self._prefixes:
+            if buffer[start] in self._starts and any(stop.startswith(buffer[start:]) for stop in self._stops):
                 return start
         return len(buffer)

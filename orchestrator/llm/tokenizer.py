@@ -28,6 +28,7 @@ class TextTokenizer:
 
     whole_texts: token -> its text, for tokens made of whole characters, of a tokenizer whose tokens mean the same
         wherever they stand (byte-level ones); None for other tokenizers.
+    longest_token: characters of the longest token: a text has no fewer tokens than its length divided by this.
     """
 
     def __init__(self, backend: Any, chat_template: ChatTemplate | None) -> None:
@@ -40,11 +41,13 @@ class TextTokenizer:
         backend.no_truncation()
         self.backend = backend
         self.chat_template = chat_template
+        self.longest_token = max(map(len, backend.get_vocab()), default=1)
         self.whole_texts = _WholeTexts(backend) if isinstance(backend.decoder, decoders.ByteLevel) else None
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return the token ids. A text rendered by a chat template holds its special tokens already."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # The batch call lets go of the GIL, and the fast one keeps no offsets: a fifth of the time for a long text.
+        ids: list[int] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:

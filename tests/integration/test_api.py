@@ -1,5 +1,6 @@
 """One API process before real engines (sim), over loopback: what callers see."""
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from bench.local_deployment import MODEL_NAME, LocalDeployment, local_deployment
 from engine.config import SimConfig
 
 MAX_MODEL_LEN = 2048
+MAX_PENDING = 64
 FAILING_TOKEN = 1
 DEADLINE_S = 30.0
 MESSAGES: Any = [{"role": "user", "content": "How many fish are in a shoal?"}]
@@ -25,7 +27,7 @@ LONG = {"model": MODEL_NAME, "messages": MESSAGES, "max_tokens": 1500}
 @pytest.fixture(scope="module")
 def deployment() -> Iterator[LocalDeployment]:
     sim = SimConfig(step_s=0.004, max_model_len=MAX_MODEL_LEN, fail_on_token=FAILING_TOKEN)
-    with local_deployment(2, sim) as running:
+    with local_deployment(2, sim, max_pending_requests=MAX_PENDING) as running:
         yield running
 
 
@@ -244,6 +246,28 @@ def test_a_body_without_end_is_refused(http: httpx.Client) -> None:
     assert "33554432" in error_of(answer)["message"]
 
 
+def test_a_text_that_is_surely_too_long_is_refused_before_it_is_tokenised(http: httpx.Client) -> None:
+    answer = http.post("/v1/completions", json={"model": MODEL_NAME, "prompt": "a" * 2_000_000})
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == "prompt"
+    assert "2000000 characters" in error_of(answer)["message"]
+
+
+def test_an_answer_does_not_send_back_whatever_was_sent(http: httpx.Client) -> None:
+    answer = http.post(CHAT_PATH, json=CHAT | {"model": "m" * 100_000})
+    assert answer.status_code == 404
+    assert len(answer.content) < 2_000
+
+
+def test_callers_that_never_finish_their_request_keep_nobody_out(deployment: LocalDeployment) -> None:
+    host, port = deployment.url.removeprefix("http://").split(":")
+    with contextlib.ExitStack() as connections:
+        for _ in range(MAX_PENDING + 1):
+            connection = connections.enter_context(socket.create_connection((host, int(port))))
+            connection.sendall(f"POST {CHAT_PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{{".encode())
+        assert httpx.post(f"{deployment.url}{CHAT_PATH}", json=CHAT).status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_error_of_one_request_is_its_own(http: httpx.Client, stream: bool) -> None:
     body = {"model": MODEL_NAME, "prompt": [FAILING_TOKEN], "stream": stream}
@@ -290,7 +314,8 @@ def test_an_explicit_rank_gets_the_request(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "body"), [("one", {}), ("-1", {}), ("7", {}), ("0", {"data_parallel_rank": 1}), ("", {})]
+    ("header", "body"),
+    [("one", {}), ("-1", {}), ("7", {}), ("9" * 5000, {}), ("0", {"data_parallel_rank": 1}), ("", {})],
 )
 def test_an_explicit_rank_that_makes_no_sense_is_refused(http: httpx.Client, header: str, body: dict[str, int]) -> None:
     answer = http.post(CHAT_PATH, json=CHAT | body, headers={"x-data-parallel-rank": header})

@@ -55,6 +55,10 @@ def test_a_run_folder_too_deep_for_sockets_is_refused(tmp_path: Path) -> None:
     assert not list(deep.iterdir())
 
 
+def test_a_run_folder_with_an_impossible_name_is_refused() -> None:
+    assert "--run-dir" in error_of(*SIM, "--port", "0", "--run-dir", "/tmp/" + "l" * 300, status=1)
+
+
 def test_ranks_that_do_not_come_up_in_time_are_named_with_what_they_do() -> None:
     with deployment(*SIM, "--data-parallel-size", "2", "--sim-load-s", "60", "--start-timeout", "4") as served:
         assert served.wait_exit() == 1

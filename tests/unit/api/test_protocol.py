@@ -52,6 +52,7 @@ def refusal(call: Any, **fields: Any) -> ApiError:
         ({"stop": ["x"] * 17}, "stop", "16"),
         ({"stop": ""}, "stop[0]", "1"),
         ({"stop": [1]}, "stop[0]", "string"),
+        ({"stop": ["x", "y" * 257]}, "stop[1]", "256"),
         ({"stop_token_ids": [1] * 65}, "stop_token_ids", "64"),
         ({"stream": "yes"}, "stream", "boolean"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "knows"),

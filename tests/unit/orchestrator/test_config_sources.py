@@ -82,6 +82,9 @@ def test_an_unknown_key_names_the_nearest_known_one(tmp_path: Path) -> None:
         ("a.toml", "port = = 1", "Invalid value"),
         ("a.yaml", "port: [1", "while parsing"),
         ("a.yaml", "- port", "expected keys and values, found a list"),
+        ("a.yaml", "port: 2020-99-99", "month must be"),
+        ("a.yaml", "[" * 3000, "recursion"),
+        ("a.toml", "port = " + "9" * 5000, "digits"),
         ("a.json", "{}", "must end in .toml, .yaml or .yml"),
     ],
 )
