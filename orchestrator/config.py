@@ -50,6 +50,7 @@ class ServeConfig(BaseModel):
     kv_cache_memory: ByteSize = knob(
         "512MiB", "scheduler", "memory of one rank's KV cache, e.g. 512MiB", validate_default=True, gt=0
     )
+    enable_prefix_caching: bool = knob(True, "scheduler", "serve prompts that begin alike from the same KV blocks")
 
     sim_step_ms: float = knob(10.0, "sim", "duration of one step", ge=0)
     sim_prefill_us_per_token: float = knob(20.0, "sim", "added per prefilled token", ge=0)

@@ -18,6 +18,7 @@ def engine_config(config: ServeConfig, model: ResolvedModel | None, device: str)
             max_num_batched_tokens=config.max_num_batched_tokens,
             block_size=config.block_size,
             kv_cache_memory_bytes=int(config.kv_cache_memory),
+            enable_prefix_caching=config.enable_prefix_caching,
         ),
         sim=_sim_config(config),
     )

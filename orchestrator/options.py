@@ -88,7 +88,7 @@ def _metavar(field: FieldInfo) -> str:
     if get_origin(field.annotation) is Literal:
         return "{" + ",".join(map(str, get_args(field.annotation))) + "}"
     names: Sequence[Any] = get_args(field.annotation) or (field.annotation,)
-    return {"int": "N", "float": "X", "ByteSize": "BYTES", "Path": "DIR"}.get(names[0].__name__, "TEXT")
+    return {"bool": "BOOL", "int": "N", "float": "X", "ByteSize": "BYTES", "Path": "DIR"}.get(names[0].__name__, "TEXT")
 
 
 def _help(field: FieldInfo) -> str:

@@ -30,6 +30,12 @@ def test_the_knobs_of_a_model_reach_the_engine() -> None:
     assert engine.scheduler.kv_cache_memory_bytes == 1 << 20
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_prefix_caching_is_a_knob_of_every_engine(wanted: bool) -> None:
+    config = ServeConfig(engine="sim", enable_prefix_caching=wanted)
+    assert engine_config(config, None, "cpu").scheduler.enable_prefix_caching is wanted
+
+
 def test_the_knobs_of_the_sim_engine_reach_it_in_seconds() -> None:
     config = ServeConfig(engine="sim", sim_step_ms=5, sim_prefill_us_per_token=7, sim_load_s=2, max_model_len=100)
     sim = engine_config(config, None, "cpu").sim
