@@ -18,6 +18,9 @@ _LOGGER = logging.getLogger(__name__)
 _BATCH_HINT = 32
 """Rows that the packed layout is chosen for; any number works."""
 
+_LEAST_TO_PACK = 1 << 18
+"""Weights of a layer from which packing pays: each call of the packed product costs some 40 us more."""
+
 _SCRATCH_ELEMENTS = 1 << 20
 """Weights widened to float32 at a time: 4 MB stay in the processor's cache between being written and being used."""
 
@@ -80,16 +83,18 @@ def quicken_linears(model: Any, device: torch.device) -> None:
     """Replace the plain linear layers of a model on a CPU by faster ones, where there are any."""
     if device.type != "cpu":
         return
-    scratch = torch.empty(_SCRATCH_ELEMENTS)
-    packs = {dtype: _can_pack(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)}
-    for name, layer in list(model.named_modules()):
-        if type(layer) is not nn.Linear:  # a subclass does something of its own
-            continue
-        dtype = layer.weight.dtype
-        if packs.get(dtype):
-            model.set_submodule(name, PackedLinear(layer))
-        elif not computes_natively(device, dtype) and layer.in_features <= _SCRATCH_ELEMENTS:
+    layers = {
+        name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear
+    }  # no subclass: it differs
+    natively = {layer.weight.dtype: computes_natively(device, layer.weight.dtype) for layer in layers.values()}
+    packs = {dtype: _can_pack(dtype) for dtype, is_native in natively.items() if is_native}
+    widest = max((layer.in_features for layer in layers.values()), default=0)
+    scratch = torch.empty(0 if all(natively.values()) else max(widest, _SCRATCH_ELEMENTS))
+    for name, layer in layers.items():
+        if not natively[layer.weight.dtype]:
             model.set_submodule(name, WidenedLinear(layer, scratch))
+        elif packs[layer.weight.dtype] and layer.weight.numel() >= _LEAST_TO_PACK:
+            model.set_submodule(name, PackedLinear(layer))
 
 
 def _can_pack(dtype: torch.dtype) -> bool:

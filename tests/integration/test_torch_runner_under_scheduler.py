@@ -50,7 +50,7 @@ def test_tokens_survive_preemption_and_prefix_reuse(tmp_path: Path) -> None:
     save_family("llama", tmp_path)
     # Room for 88 tokens, while all requests together want 230: some lose their blocks and start over.
     scheduler = SchedulerConfig(
-        block_size=4, max_num_seqs=5, max_num_batched_tokens=20, kv_cache_memory_bytes=88 * 3 * 2 * 2 * 16 * 4
+        block_size=4, max_num_seqs=5, max_num_batched_tokens=20, kv_cache_memory_bytes=88 * 2 * 2 * 2 * 16 * 4
     )
     runner = TorchRunner(
         ModelConfig(model=str(tmp_path), dtype="float32", max_model_len=64), scheduler, lambda what, share: None

@@ -9,13 +9,18 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
+    GPTNeoXConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    OlmoeConfig,
+    Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from engine.model.progress import progress_bars_to
@@ -27,7 +32,7 @@ _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": MAX_POSITIONS,
@@ -50,17 +55,29 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         attn_logit_softcapping=4.0,
         tie_word_embeddings=False,
     ),
-    "gpt2": lambda: GPT2Config(
-        vocab_size=VOCAB_SIZE, n_embd=64, n_layer=3, n_head=4, n_positions=MAX_POSITIONS, initializer_range=0.25
+    "gemma3_sliding": lambda: Gemma3TextConfig(
+        **_SIZES,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        sliding_window=9,
+        layer_types=["sliding_attention", "full_attention"],
+        tie_word_embeddings=False,
     ),
+    "phi3": lambda: Phi3Config(**_SIZES),
+    "gpt2": lambda: GPT2Config(
+        vocab_size=VOCAB_SIZE, n_embd=64, n_layer=2, n_head=4, n_positions=MAX_POSITIONS, initializer_range=0.25
+    ),
+    "gpt_neox": lambda: GPTNeoXConfig(**{k: v for k, v in _SIZES.items() if k != "num_key_value_heads"}),
     "mixtral": lambda: MixtralConfig(**_SIZES, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": lambda: Qwen3MoeConfig(**_SIZES, moe_intermediate_size=48, num_experts=4, num_experts_per_tok=2),
+    "olmoe": lambda: OlmoeConfig(**_SIZES, num_experts=4, num_experts_per_tok=2),
     "gpt_oss_sinks": lambda: GptOssConfig(
         **_SIZES,
         head_dim=16,
         sliding_window=9,
         num_local_experts=4,
         num_experts_per_tok=2,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        layer_types=["sliding_attention", "full_attention"],
     ),
 }
 
@@ -82,14 +99,15 @@ def save_model(config: Any, folder: Path) -> None:
 
 
 def generate(folder: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-    """Return what transformers itself answers: eager attention, its own cache, one prompt at a time."""
+    """Return what transformers itself answers: eager attention, its own cache, prompts of one length at a time."""
     with without_bars():
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
-    outputs = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
+    outputs: dict[int, list[int]] = {}
+    for length in sorted(set(map(len, prompts))):
+        indices = [index for index, prompt in enumerate(prompts) if len(prompt) == length]
+        ids = torch.tensor([prompts[index] for index in indices])
         output = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -97,5 +115,5 @@ def generate(folder: Path, prompts: list[list[int]], num_tokens: int) -> list[li
             min_new_tokens=num_tokens,
             do_sample=False,
         )
-        outputs.append(output[0, len(prompt) :].tolist())
-    return outputs
+        outputs |= dict(zip(indices, output[:, length:].tolist(), strict=True))
+    return [outputs[index] for index in range(len(prompts))]
