@@ -44,7 +44,7 @@ async def test_requests_stream_from_every_rank_to_their_ends() -> None:
         statistics = client.statistics()
         assert (statistics["in_flight"], statistics.get("output_gaps", 0)) == (0, 0)
         await eventually(lambda: [view.load_score for view in client.engine_views()] == [0, 0])
-        assert all(view.report is not None and view.ready is not None for view in client.engine_views())
+        await eventually(lambda: all(view.report is not None and view.ready for view in client.engine_views()))
 
 
 def _positions(outputs: list[EngineCoreOutput]) -> list[int]:
