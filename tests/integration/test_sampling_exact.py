@@ -30,7 +30,7 @@ from tests.unit.runner.sampling import sample, sequence
 CLIENT = ClientId(0, 1)
 NUM_TOKENS = 16
 BATCH = 32
-BLOCK_BYTES = 4 * 3 * 2 * 2 * 16 * 4  # block size, layers, keys and values, KV heads, dimension, float32
+BLOCK_BYTES = 4 * 2 * 2 * 2 * 16 * 4  # block size, layers, keys and values, KV heads, dimension, float32
 ROOMY = SchedulerConfig(block_size=4, max_num_seqs=BATCH, kv_cache_memory_bytes=4 << 20)
 TIGHT = SchedulerConfig(block_size=4, max_num_seqs=8, max_num_batched_tokens=20, kv_cache_memory_bytes=24 * BLOCK_BYTES)
 NOISE = 1e-5
