@@ -37,15 +37,18 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Bounds of one step and of the KV cache.
 
     max_num_seqs: sequences running at once. max_num_batched_tokens: tokens of one step, prefill and decode together.
-    block_size: tokens per KV block. kv_cache_memory_bytes: memory of the KV pool (torch engine).
+    block_size: tokens per KV block. kv_cache_memory_bytes: memory of the KV pool (torch engine); None takes 512 MiB on
+        a CPU and a share of the free memory of a CUDA device.
     enable_prefix_caching: serve beginnings that were computed before from the KV cache.
+    kv_cache_memory_fraction: that share, taken when the weights are loaded; the rest is for a step's own tensors.
     """
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024
     block_size: int = 16
-    kv_cache_memory_bytes: int = 512 * 1024 * 1024
+    kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
+    kv_cache_memory_fraction: float = 0.9
 
 
 class SimConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

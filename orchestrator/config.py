@@ -47,8 +47,11 @@ class ServeConfig(BaseModel):
     max_num_seqs: int = knob(64, "scheduler", "sequences one rank runs at once", ge=1)
     max_num_batched_tokens: int = knob(1024, "scheduler", "tokens of one step, prefill and decode together", ge=1)
     block_size: int = knob(16, "scheduler", "tokens of one KV block", ge=1)
-    kv_cache_memory: ByteSize = knob(
-        "512MiB", "scheduler", "memory of one rank's KV cache, e.g. 512MiB", validate_default=True, gt=0
+    kv_cache_memory: ByteSize | None = knob(
+        None, "scheduler", "memory of one rank's KV cache, e.g. 2GiB; default: 512MiB, on a GPU a share", gt=0
+    )
+    kv_cache_memory_fraction: float = knob(
+        0.9, "scheduler", "share of a GPU's free memory for a KV cache whose size is not given", gt=0, lt=1
     )
     enable_prefix_caching: bool = knob(True, "scheduler", "serve prompts that begin alike from the same KV blocks")
 

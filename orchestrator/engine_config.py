@@ -17,8 +17,9 @@ def engine_config(config: ServeConfig, model: ResolvedModel | None, device: str)
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             block_size=config.block_size,
-            kv_cache_memory_bytes=int(config.kv_cache_memory),
+            kv_cache_memory_bytes=None if config.kv_cache_memory is None else int(config.kv_cache_memory),
             enable_prefix_caching=config.enable_prefix_caching,
+            kv_cache_memory_fraction=config.kv_cache_memory_fraction,
         ),
         sim=_sim_config(config),
     )

@@ -5,9 +5,6 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.config import SchedulerConfig
-from engine.wire.errors import StartupError
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
@@ -34,6 +31,7 @@ class PagedKVCache:
     """
 
     def __init__(self, shapes: Sequence[LayerShape], num_blocks: int, block_size: int, device: torch.device) -> None:
+        """Allocate; raises ``RuntimeError`` when the device has not that much memory."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.padding_block = num_blocks
@@ -69,21 +67,3 @@ class PagedKVCache:
         """
         for pool in self._pools:
             pool.index_fill_(2, blocks, 0)
-
-
-def count_blocks(shapes: Sequence[LayerShape], config: SchedulerConfig, max_model_len: int) -> int:
-    """Return how many blocks to allocate: what the memory holds, and no more than could ever be in use.
-
-    Raises:
-        StartupError: the memory does not hold one sequence of ``max_model_len`` tokens.
-    """
-    bytes_per_block = config.block_size * sum(shape.bytes_per_token for shape in shapes)
-    per_sequence = -(-max_model_len // config.block_size)
-    affordable = config.kv_cache_memory_bytes // bytes_per_block
-    if affordable < per_sequence:
-        raise StartupError(
-            f"kv_cache_memory_bytes={config.kv_cache_memory_bytes} holds {affordable * config.block_size} tokens, less "
-            f"than one sequence of max_model_len={max_model_len}; raise kv_cache_memory_bytes to "
-            f"{per_sequence * bytes_per_block} or lower max_model_len"
-        )
-    return min(affordable, per_sequence * config.max_num_seqs)

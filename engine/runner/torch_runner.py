@@ -12,7 +12,8 @@ from engine.model.progress import OnProgress
 from engine.runner.attention import ATTENTION_NAME, STEP_KEYWORD, PagedStep, register_attention
 from engine.runner.batch import StepBatch, make_batch
 from engine.runner.grammar_tokenizer import load_grammars
-from engine.runner.kv_cache import PagedKVCache, count_blocks
+from engine.runner.kv_cache import PagedKVCache
+from engine.runner.kv_memory import allocate_cache
 from engine.runner.linears import quicken_linears
 from engine.runner.probe import probe_layers
 from engine.runner.sampler import Sampler
@@ -37,8 +38,7 @@ class TorchRunner:
         shapes = probe_layers(loaded)
         max_model_len = _max_model_len(loaded, model.max_model_len)
         on_progress("allocating the KV cache", 0.95)
-        num_blocks = count_blocks(shapes, scheduler, max_model_len)
-        cache = PagedKVCache(shapes, num_blocks, scheduler.block_size, loaded.device)
+        cache = allocate_cache(shapes, scheduler, max_model_len, loaded.device)
         self._on_device: tuple[LoadedModel, PagedKVCache] | None = (loaded, cache)
         on_progress("reading the tokenizer", 0.97)
         grammars = load_grammars(model, loaded.info)
@@ -46,7 +46,7 @@ class TorchRunner:
         self._limits = RunnerLimits(
             max_model_len=max_model_len,
             vocab_size=loaded.info.vocab_size,
-            num_blocks=num_blocks,
+            num_blocks=cache.num_blocks,
             block_size=scheduler.block_size,
             eos_token_ids=frozenset(loaded.info.eos_token_ids),
             device=str(loaded.device),

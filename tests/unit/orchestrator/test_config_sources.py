@@ -45,7 +45,7 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
 def test_memory_is_read_with_its_unit() -> None:
     assert load({**SIM, "kv_cache_memory": "1GiB"}, {}).kv_cache_memory == 1 << 30
     assert load({**SIM, "kv_cache_memory": "1000"}, {}).kv_cache_memory == 1000
-    assert ServeConfig(engine="sim").kv_cache_memory == 512 << 20
+    assert ServeConfig(engine="sim").kv_cache_memory is None
 
 
 def test_what_is_not_a_knob_of_ours_is_left_alone() -> None:
