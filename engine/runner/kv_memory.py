@@ -26,7 +26,8 @@ def allocate_cache(
     except RuntimeError as error:
         wanted = num_blocks * _bytes_per_block(shapes, config)
         raise StartupError(
-            f"{device} lacks {wanted} bytes for the KV cache; lower kv_cache_memory_bytes, max_num_seqs or max_model_len"
+            f"{device} lacks the {wanted} bytes for the KV cache; lower kv_cache_memory_bytes, max_num_seqs or "
+            "max_model_len"
         ) from error
 
 

@@ -44,7 +44,7 @@ def test_too_little_memory_for_one_sequence_is_refused_with_the_size_that_would_
 
 def test_memory_that_the_device_has_not_is_one_clear_line() -> None:
     config = SchedulerConfig(block_size=4, max_num_seqs=1 << 40, kv_cache_memory_bytes=1 << 60)
-    with pytest.raises(StartupError, match=r"cpu lacks .* bytes .*; lower kv_cache_memory_bytes") as refusal:
+    with pytest.raises(StartupError, match=r"cpu lacks the .* bytes .*; lower kv_cache_memory_bytes") as refusal:
         allocate_cache(SHAPES, config, 20, CPU)
     assert "\n" not in str(refusal.value)
 
