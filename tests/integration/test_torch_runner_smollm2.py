@@ -1,4 +1,4 @@
-"""The packaged real model, from its GGUF file to text: exported tokenizer in, the text transformers gives out."""
+"""The packaged real model, from its GGUF file to text: exported tokenizer in, the tokens transformers gives out."""
 
 import json
 from pathlib import Path
@@ -14,11 +14,33 @@ from engine.model.export import export
 from engine.model.names import resolve_model
 from engine.model.tokenizer_files import ExportSpec
 from engine.runner.torch_runner import TorchRunner
-from tests.unit.runner.driver import Driver
+from tests.integration.exactness import answer, assert_equal
 from tests.unit.runner.families import generate
 
 MODEL = "smollm2-135m"
-NUM_TOKENS = 12
+NUM_TOKENS = 10
+QUESTIONS = (
+    "What is the capital of France?",
+    "What is the capital of Japan?",
+    "Who wrote Hamlet?",
+    "Name three primary colours.",
+    "How many legs does a spider have?",
+    "What is 7 plus 5?",
+    "Translate 'good morning' into Spanish.",
+    "Write a haiku about the sea.",
+    "Why is the sky blue?",
+    "What do bees make?",
+    "Give me a synonym for happy.",
+    "What is the boiling point of water in Celsius?",
+    "Explain gravity to a child in one sentence.",
+    "Which planet is the largest?",
+    "Write a Python function that adds two numbers.",
+    "What is the opposite of cold?",
+    "List two uses of a paper clip.",
+    "Who painted the Mona Lisa?",
+    "What language do they speak in Brazil?",
+    "Tell me a very short story about a lighthouse keeper who finds a message in a bottle and answers it.",
+)
 
 pytestmark = pytest.mark.model
 
@@ -32,21 +54,21 @@ def chat_prompt(folder: Path, tokenizer: Tokenizer, question: str) -> list[int]:
     return ids
 
 
-def test_a_chat_answer_equals_what_transformers_generates() -> None:
+def test_chat_answers_equal_what_transformers_generates() -> None:
     # The user's own cache is used, as in a deployment: converting the file takes half a minute, once.
     folder = Path(export(ExportSpec(model=MODEL)).tokenizer_dir)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    prompt = chat_prompt(folder, tokenizer, "What is the capital of France?")
     info = json.loads((folder / "model_info.json").read_text())
-    scheduler = SchedulerConfig(kv_cache_memory_bytes=64 << 20)
-    runner = TorchRunner(
-        ModelConfig(model=MODEL, dtype="float32", max_model_len=1024), scheduler, lambda what, share: None
-    )
     assert (info["max_model_len"], info["vocab_size"]) == (8192, 49152)
+
+    scheduler = SchedulerConfig(max_num_seqs=12, max_num_batched_tokens=128, kv_cache_memory_bytes=64 << 20)
+    config = ModelConfig(model=MODEL, dtype="float32", max_model_len=1024)
+    runner = TorchRunner(config, scheduler, lambda what, share: None)
     assert set(info["eos_token_ids"]) == runner.limits.eos_token_ids == {tokenizer.token_to_id("<|im_end|>")}
 
-    driver = Driver(runner)
-    answers = driver.generate([driver.add(prompt), driver.add(prompt[:-3])], NUM_TOKENS, chunk=16)
+    prompts = [chat_prompt(folder, tokenizer, question) for question in QUESTIONS]
+    answers = answer(runner, scheduler, prompts, NUM_TOKENS, seed=5)
+    assert answers.load.num_prefix_hit_tokens > 0, "all chats begin with the same system prompt"
     weights = unpacked_weights(resolve_model(MODEL), torch.float32, lambda what, share: None)
-    assert answers == generate(weights, [prompt, prompt[:-3]], NUM_TOKENS)
-    assert "Paris" in tokenizer.decode(answers[0])
+    assert_equal(answers.tokens, generate(weights, prompts, NUM_TOKENS), prompts, weights)
+    assert "Paris" in tokenizer.decode(answers.tokens[0])

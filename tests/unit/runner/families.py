@@ -98,6 +98,17 @@ def save_model(config: Any, folder: Path) -> None:
         model.save_pretrained(folder)
 
 
+def poison_embedding(folder: Path, token: int) -> None:
+    """Give a token an embedding that is not a number, so that whoever reads it has no valid logits."""
+    with without_bars():
+        model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.lm_head.weight is not model.model.embed_tokens.weight
+    with torch.no_grad():
+        model.model.embed_tokens.weight[token] = torch.nan
+    with without_bars():
+        model.save_pretrained(folder)
+
+
 def generate(folder: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
     """Return what transformers itself answers: eager attention, its own cache, prompts of one length at a time."""
     with without_bars():

@@ -4,8 +4,7 @@ import threading
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig, MambaConfig, Phi3Config
+from transformers import BloomConfig, LlamaConfig, MambaConfig, Phi3Config
 
 from engine.config import ModelConfig, SchedulerConfig
 from engine.core.protocol import Runner
@@ -13,7 +12,14 @@ from engine.runner.torch_runner import TorchRunner
 from engine.wire.errors import StartupError
 from engine.wire.sampling import SamplingParams
 from tests.unit.runner.driver import GREEDY, Driver
-from tests.unit.runner.families import MAX_POSITIONS, VOCAB_SIZE, generate, save_family, save_model, without_bars
+from tests.unit.runner.families import (
+    MAX_POSITIONS,
+    VOCAB_SIZE,
+    generate,
+    poison_embedding,
+    save_family,
+    save_model,
+)
 
 SCHEDULER = SchedulerConfig(block_size=4, max_num_seqs=4, kv_cache_memory_bytes=8 << 20)
 PROMPT = [11, 12, 13, 14, 15, 16]
@@ -75,7 +81,7 @@ def test_reduced_precision_runs(llama: Path) -> None:
 
 def test_a_failing_sequence_hurts_no_other_and_no_later_owner_of_its_blocks(llama: Path) -> None:
     poison = 5
-    _poison_embedding(llama, poison)
+    poison_embedding(llama, poison)
     expected = generate(llama, [PROMPT], 12)[0]
     driver = Driver(start(llama))
     good, bad = driver.add(PROMPT), driver.add([21, poison, *range(22, 36)])
@@ -90,7 +96,7 @@ def test_a_failing_sequence_hurts_no_other_and_no_later_owner_of_its_blocks(llam
 
 def test_sequences_of_other_lengths_are_not_padded_with_anybodys_values(llama: Path) -> None:
     poison = 5
-    _poison_embedding(llama, poison)
+    poison_embedding(llama, poison)
     prompts = [list(range(20, 40)), [41, 42]]
     expected = generate(llama, prompts, 8)
     driver = Driver(start(llama))
@@ -100,16 +106,6 @@ def test_sequences_of_other_lengths_are_not_padded_with_anybodys_values(llama: P
     for _ in range(9):
         driver.step([(bad, 1), (long, 1), (short, 1)])
     assert [long.token_ids[20:28], short.token_ids[2:10]] == expected
-
-
-def _poison_embedding(folder: Path, token: int) -> None:
-    with without_bars():
-        model = AutoModelForCausalLM.from_pretrained(folder)
-    assert model.lm_head.weight is not model.model.embed_tokens.weight
-    with torch.no_grad():
-        model.model.embed_tokens.weight[token] = torch.nan
-    with without_bars():
-        model.save_pretrained(folder)
 
 
 def test_a_seeded_sequence_gets_the_same_tokens_alone_and_in_company(llama: Path) -> None:
