@@ -212,6 +212,9 @@ class EngineReport(Struct, array_like=True, frozen=True, tag=1):
 
     applied: client -> last contiguous ``line_seq`` applied.
     detail, progress: what a LOADING engine is doing, and how far it is (0..1).
+    settings_seq: number of the newest ``ClusterSettings`` that are in force here; a pause is in force once no step will
+        run any more.
+    is_sleeping: weights and cache are off the device.
     """
 
     engine_id: EngineId
@@ -231,6 +234,8 @@ class EngineReport(Struct, array_like=True, frozen=True, tag=1):
     pid: int = 0
     detail: str = ""
     progress: float = 0.0
+    settings_seq: int = 0
+    is_sleeping: bool = False
 
 
 class ClientInfo(Struct, array_like=True, frozen=True):
@@ -270,18 +275,55 @@ class Seat(Struct, array_like=True, frozen=True):
     node: str = ""
 
 
+class PauseMode(IntEnum):
+    """What a pause does with sequences in the engines: ABORT ends them, WAIT lets them finish, KEEP freezes them."""
+
+    RUN = 0
+    ABORT = 1
+    WAIT = 2
+    KEEP = 3
+
+
+class ClusterSettings(Struct, array_like=True, frozen=True):
+    """What the operator wants of the whole deployment: desired state, applied by a refilled rank before it is ready.
+
+    seq: rises with every change. sleep_level: 0 awake, 1 weights off the device, 2 weights dropped.
+    cordoned: ranks that take no new requests. log_level: empty leaves every process its own.
+    """
+
+    seq: int = 0
+    pause: PauseMode = PauseMode.RUN
+    sleep_level: int = 0
+    cordoned: list[int] = []
+    log_level: str = ""
+
+
+class Suspect(Struct, array_like=True, frozen=True):
+    """An engine that gives no sign of progress: it gets no new picks.
+
+    is_hung: the stall limit has passed; its host shall kill it. reason: one sentence. for_s: seconds without a sign.
+    """
+
+    engine_id: EngineId
+    is_hung: bool
+    reason: str
+    for_s: float
+
+
 class SupervisorReport(Struct, array_like=True, frozen=True, tag=3):
     """What the supervisor wants and what its hosts have confirmed; whole and numbered like every report.
 
     seats: every seat of the deployment. A DEAD seat is a death confirmed by its host (section 6).
     dismissed: engines that must exit.
     gone_clients: clients whose process the supervisor saw end.
+    settings: what the operator wants.
     """
 
     report_seq: int
     seats: list[Seat]
     dismissed: list[EngineId]
     gone_clients: list[ClientId]
+    settings: ClusterSettings = ClusterSettings()
 
 
 Report = EngineReport | ClientReport | SupervisorReport
@@ -302,6 +344,7 @@ class GroupState(Struct, array_like=True, frozen=True, tag=1):
     """Whole control state, published on change and repeated until every member's report shows it.
 
     generation, seq: of the coordinator's life and of this message; the higher pair is newer.
+    suspects: engines without a sign of progress. Only the coordinator, which hears them all, judges that.
     """
 
     generation: int
@@ -314,6 +357,8 @@ class GroupState(Struct, array_like=True, frozen=True, tag=1):
     pause: int
     clients: list[ClientInfo]
     seats: list[Seat]
+    settings: ClusterSettings = ClusterSettings()
+    suspects: list[Suspect] = []
 
 
 class LoadSnapshot(Struct, array_like=True, frozen=True, tag=2):
