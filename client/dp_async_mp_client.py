@@ -15,6 +15,7 @@ from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import EngineId
 from engine.wire.messages import EnginePhase, EngineReport, GroupState, LoadSnapshot, Seat, SeatState
 from engine.wire.sockets import AsyncReceiver, Frames
+from lb.totals import RankTotals
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class DPAsyncMPClient(AsyncMPClient):
         self._seats: dict[int, Seat] = {}
         self._dismissed: frozenset[EngineId] = frozenset()
         self._reports: dict[EngineId, EngineReport] = {}
+        self._totals = RankTotals()
         self._group_order = (-1, -1)
         self._snapshot_order = (-1, -1)
         self._snapshot_at: float | None = None
@@ -131,6 +133,7 @@ class DPAsyncMPClient(AsyncMPClient):
         now = time.monotonic()
         self._snapshot_at = now
         self._reports = {report.engine_id: report for report in snapshot.reports}
+        self._totals.on_reports(snapshot.reports)
         for line in self._lines.values():
             report = self._reports.get(line.engine_id)
             if report is not None:

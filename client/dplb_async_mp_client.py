@@ -74,7 +74,9 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
 
     def engine_views(self) -> list[EngineView]:
         """Return what is known of every engine, one per rank, in the order of the ranks."""
-        return make_views(self._lines, self._reports, self._seats, self._gone, self._refused, self.num_clients)
+        return make_views(
+            self._lines, self._reports, self._seats, self._gone, self._refused, self.num_clients, self._totals
+        )
 
     def statistics(self) -> dict[str, int]:
         """Return counters since the start and sizes of what is held now."""

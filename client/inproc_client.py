@@ -28,6 +28,7 @@ from engine.wire.messages import (
 )
 from engine.wire.sockets import SendOutcome
 from lb.picker import RotatingPicker
+from lb.totals import RankTotals
 from lb.views import EngineView
 
 MakeCore = Callable[[EngineId], tuple[EngineReady, Core]]
@@ -116,7 +117,7 @@ class InprocClient(EngineCoreClient):
 
     def engine_views(self) -> list[EngineView]:
         """Return what is known of every engine, in the order of the ranks."""
-        return make_views(self._lines, {}, {}, self._gone, {}, num_clients=1)
+        return make_views(self._lines, {}, {}, self._gone, {}, num_clients=1, totals=RankTotals())
 
     def statistics(self) -> dict[str, int]:
         """Return counters since the start and sizes of what is held now."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from client.engine_line import EngineLine
 from engine.wire.ids import EngineId
 from engine.wire.messages import EngineReport, Seat
+from lb.totals import RankTotals
 from lb.views import EngineView
 
 
@@ -15,6 +16,7 @@ def make_views(
     gone: Mapping[EngineId, str],
     refused: Mapping[EngineId, str],
     num_clients: int,
+    totals: RankTotals,
 ) -> list[EngineView]:
     """Return one view per rank, of its newest incarnation, in the order of the ranks.
 
@@ -39,6 +41,7 @@ def make_views(
                 num_in_flight=line.ledger.num_unfinished if line else 0,
                 load_score=line.ledger.load(num_clients) if line else 0,
                 num_picks=line.ledger.num_picks if line else 0,
+                totals=totals.of_rank(engine_id.rank),
             )
         )
     return views

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from engine.wire.ids import EngineId
 from engine.wire.messages import EngineReady, EngineReport, Seat
+from lb.totals import NOTHING_COUNTED, Totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +15,7 @@ class EngineView:
     reason: why it is dead or refused, else empty.
     report: its last report in the snapshot. ready: its handshake. seat: what the supervisor says. None: not heard yet.
     num_in_flight: this client's unfinished sequences on it. load_score: what picks compare. num_picks: since it came.
+    totals: what the rank's engines have counted, over all its incarnations.
     """
 
     engine_id: EngineId
@@ -25,3 +27,4 @@ class EngineView:
     num_in_flight: int
     load_score: float
     num_picks: int
+    totals: Totals = NOTHING_COUNTED

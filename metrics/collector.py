@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from engine.wire.build import build_id
+from lb.totals import Totals
 from lb.views import EngineView
 from metrics.histogram import Histogram
 from metrics.stats import RankStats, ServingStats
@@ -33,9 +34,43 @@ _RANK_GAUGES: tuple[tuple[str, str, Callable[[EngineView], float]], ...] = (
         lambda view: view.report.load.num_queued + view.report.load.num_waiting if view.report else 0,
     ),
     (
+        "shoal_waiting_tokens",
+        "Tokens the rank must compute before each of its waiting sequences has its next one, of all clients",
+        lambda view: view.report.load.num_waiting_tokens if view.report else 0,
+    ),
+    (
         "shoal_kv_cache_usage_ratio",
         "Used share of the rank's KV cache, 0 to 1",
         lambda view: view.report.load.kv_usage if view.report else 0.0,
+    ),
+)
+
+_ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[Totals], int]], ...] = (
+    ("shoal_engine_steps", "Steps of the rank's engines", lambda totals: totals.num_steps),
+    (
+        "shoal_engine_prompt_tokens",
+        "Prompt tokens of sequences that got their first token from the rank, of all clients",
+        lambda totals: totals.num_prompt_tokens,
+    ),
+    (
+        "shoal_engine_generation_tokens",
+        "Output tokens the rank has drawn, for all clients",
+        lambda totals: totals.num_generation_tokens,
+    ),
+    (
+        "shoal_engine_preemptions",
+        "Sequences that had to give up their KV blocks to others and begin again",
+        lambda totals: totals.num_preemptions,
+    ),
+    (
+        "shoal_prefix_cache_queried_tokens",
+        "Tokens of sequences that began to run and were looked for in the prefix cache",
+        lambda totals: totals.num_prefix_query_tokens,
+    ),
+    (
+        "shoal_prefix_cache_hit_tokens",
+        "Those of the queried tokens that the prefix cache held already",
+        lambda totals: totals.num_prefix_hit_tokens,
     ),
 )
 
@@ -93,6 +128,7 @@ class ServingCollector(Collector):
         newest = _newest_lives(self._views())
         alive = {rank: view for rank, view in sorted(newest.items()) if view.state != "dead"}
         yield from _rank_gauges(alive)
+        yield from _engine_totals(alive)
         yield from self._rank_totals(alive)
         yield _by_label("shoal_requests", "Ended sequences, by reason", "reason", self._stats.finished)
         yield _by_label(
@@ -147,6 +183,14 @@ def _rank_gauges(alive: dict[int, EngineView]) -> Iterator[Metric]:
         for rank, view in alive.items():
             gauge.add_metric([str(rank)], value_of(view))
         yield gauge
+
+
+def _engine_totals(alive: dict[int, EngineView]) -> Iterator[Metric]:
+    for name, help_text, count_of in _ENGINE_COUNTERS:
+        counter = CounterMetricFamily(name, help_text, labels=_ENGINE)
+        for rank, view in alive.items():
+            counter.add_metric([str(rank)], count_of(view.totals))
+        yield counter
 
 
 def _engines(views: Iterable[EngineView]) -> Metric:

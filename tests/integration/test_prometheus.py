@@ -1,6 +1,7 @@
 """A real Prometheus scrapes a real deployment."""
 
 import os
+import re
 import signal
 import subprocess
 from collections import defaultdict
@@ -56,6 +57,35 @@ def test_counters_in_prometheus_are_what_was_asked_for(url: str, scraper: Promet
     assert scraper.query("sum(shoal_e2e_request_latency_seconds_count)")[0][1] == NUM_REQUESTS
     picks = {labels["engine"]: value for labels, value in scraper.query("shoal_picks_total")}
     assert picks == {"0": NUM_REQUESTS / 2, "1": NUM_REQUESTS / 2}
+
+
+def test_a_repeated_prompt_is_seen_to_hit_the_prefix_cache(url: str) -> None:
+    """Whole blocks of 16 tokens are found again, all but the one that holds the last token of the prompt."""
+    before = counted(url)
+    body = {"model": "sim", "prompt": "x" * 100, "max_tokens": MAX_TOKENS, "data_parallel_rank": 1, "ignore_eos": True}
+    for _ in range(3):
+        httpx.post(f"{url}/v1/completions", json=body).raise_for_status()
+    expected = {
+        "engine_prompt_tokens": 300,
+        "engine_generation_tokens": 3 * MAX_TOKENS,
+        "engine_steps": 3 * MAX_TOKENS,
+        "engine_preemptions": 0,
+        "prefix_cache_queried_tokens": 300,
+        "prefix_cache_hit_tokens": 2 * 96,
+    }
+    eventually(lambda: {name: count - before[name] for name, count in counted(url).items()} == expected, 10)
+
+
+def counted(url: str) -> dict[str, float]:
+    """Return what rank 1's engine has counted itself: family without prefix and suffix -> value."""
+    return {
+        name: float(value)
+        for name, value in re.findall(
+            r'^shoal_((?:engine|prefix_cache)_\w+)_total{engine="1"} (\S+)$',
+            httpx.get(f"{url}/metrics").text,
+            re.MULTILINE,
+        )
+    }
 
 
 def test_promtool_finds_nothing_to_say_about_a_live_scrape(url: str) -> None:

@@ -3,6 +3,7 @@
 from client.views import make_views
 from engine.wire.ids import EngineId
 from engine.wire.messages import EnginePhase, EngineReport, Load, Seat, SeatState
+from lb.totals import RankTotals
 from lb.views import EngineView
 from tests.unit.client.builders import make_add, make_line
 
@@ -10,7 +11,8 @@ E0 = EngineId(0, 1)
 
 
 def _views(**known: object) -> list[EngineView]:
-    parts: dict[str, object] = {"lines": {}, "reports": {}, "seats": {}, "gone": {}, "refused": {}, "num_clients": 1}
+    parts: dict[str, object] = {"lines": {}, "reports": {}, "seats": {}, "gone": {}, "refused": {}}
+    parts |= {"num_clients": 1, "totals": RankTotals()}
     return make_views(**(parts | known))  # type: ignore[arg-type]
 
 

@@ -7,12 +7,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.wire.ids import EngineId
 from engine.wire.messages import EnginePhase, EngineReport, Load
+from lb.totals import NOTHING_COUNTED, Totals
 from lb.views import EngineView
 from metrics.registry import make_registry, render
 from metrics.stats import ServingStats
 
 
-def view(rank: int, incarnation: int = 1, state: str = "ready", load: Load | None = None) -> EngineView:
+def view(
+    rank: int,
+    incarnation: int = 1,
+    state: str = "ready",
+    load: Load | None = None,
+    totals: Totals = NOTHING_COUNTED,
+) -> EngineView:
     """Return one engine as a client sees it; without a load it has not reported yet."""
     engine_id = EngineId(rank, incarnation)
     return EngineView(
@@ -25,6 +32,7 @@ def view(rank: int, incarnation: int = 1, state: str = "ready", load: Load | Non
         num_in_flight=0,
         load_score=0.0,
         num_picks=0,
+        totals=totals,
     )
 
 

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import metrics
 from engine.wire.messages import Load
+from lb.totals import Totals
 from lb.views import EngineView
 from metrics.registry import render
 from metrics.stats import ServingStats
@@ -71,11 +72,21 @@ def test_every_per_rank_family_has_a_series_for_a_rank_without_requests() -> Non
 
 
 def test_gauges_are_the_engines_own_report() -> None:
-    load = Load(num_queued=2, num_waiting=3, num_running=4, kv_usage=0.25)
+    load = Load(num_queued=2, num_waiting=3, num_running=4, num_waiting_tokens=70, kv_usage=0.25)
     samples = samples_of(registry_of(ServingStats(), [view(0, load=load)]))
     assert samples["shoal_requests_waiting", "engine=0"] == 5
     assert samples["shoal_requests_running", "engine=0"] == 4
     assert samples["shoal_kv_cache_usage_ratio", "engine=0"] == 0.25
+    assert samples["shoal_waiting_tokens", "engine=0"] == 70
+
+
+def test_the_engines_own_counters_are_those_of_all_lives_of_the_rank() -> None:
+    samples = samples_of(registry_of(ServingStats(), [view(0, 2, load=Load(), totals=Totals(1, 2, 3, 4, 5, 6))]))
+    names = [
+        *("engine_steps", "engine_prompt_tokens", "engine_generation_tokens", "engine_preemptions"),
+        *("prefix_cache_queried_tokens", "prefix_cache_hit_tokens"),
+    ]
+    assert [samples[f"shoal_{name}_total", "engine=0"] for name in names] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_dead_rank_loses_every_series_and_is_counted_as_dead() -> None:
