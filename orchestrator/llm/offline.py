@@ -30,10 +30,11 @@ from orchestrator.llm.offline_config import offline_config
 from orchestrator.llm.offline_progress import generation_bar, loading_status
 from orchestrator.llm.params import GenerationParams
 from orchestrator.llm.request_output import CompletionOutput, RequestMetrics, RequestOutput
+from orchestrator.llm.scores import ScoredToken
 from orchestrator.llm.tokenizer import TextTokenizer, load_tokenizer
 from orchestrator.tokenizer_export import find_tokenizer
 
-__all__ = ["LLM", "CompletionOutput", "GenerationParams", "RequestMetrics", "RequestOutput"]
+__all__ = ["LLM", "CompletionOutput", "GenerationParams", "RequestMetrics", "RequestOutput", "ScoredToken"]
 
 _log = logging.getLogger(__name__)
 

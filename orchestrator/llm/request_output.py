@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 
 from engine.wire.errors import ShoalError
+from orchestrator.llm.scores import ScoredToken
 from orchestrator.llm.stream import Choice, RequestStream
 
 
@@ -13,12 +14,15 @@ class CompletionOutput:
 
     token_ids: all tokens drawn; those of a stop string are among them, a stop token is not.
     finish_reason: ``stop``, ``length``, ``abort`` or ``error``.
+    logprobs: one entry per token of ``token_ids``, each with as many best ones as ``GenerationParams.logprobs`` says;
+        with ``echo`` those of the prompt's tokens come before them. None when they were not asked for.
     """
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str
+    logprobs: list[ScoredToken] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,9 @@ class RequestOutput:
 
     prompt: its text; None when it was given as token ids, or no text could be made of the messages.
     outputs: one per sample, by index; what was drawn before an error is kept, a prompt that was refused has none.
+    prompt_logprobs: one entry per token of ``prompt_token_ids``, each with as many best ones as
+        ``GenerationParams.prompt_logprobs`` says; the first has no log-probability, because nothing comes before it.
+        None when they were not asked for, or the prompt failed before it was computed.
     num_cached_tokens: prompt tokens served from the prefix cache.
     metrics: None for a prompt that was refused.
     error: why this prompt alone failed, or None.
@@ -51,6 +58,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: ShoalError | None = None
+    prompt_logprobs: list[ScoredToken] | None = None
 
 
 def finished_output(prompt: str | None, prompt_token_ids: list[int], stream: RequestStream) -> RequestOutput:
@@ -62,15 +70,24 @@ def finished_output(prompt: str | None, prompt_token_ids: list[int], stream: Req
         num_cached_tokens=stream.num_cached_tokens,
         metrics=_metrics(stream),
         error=stream.error,
+        prompt_logprobs=_prompt_logprobs(stream),
     )
 
 
+def _prompt_logprobs(stream: RequestStream) -> list[ScoredToken] | None:
+    """Return those of whichever sample told them: they are the same for all."""
+    scores = [choice.scores for choice in stream.choices if choice.scores is not None]
+    return next((told.prompt for told in scores if told.prompt is not None), None)
+
+
 def _completion(choice: Choice) -> CompletionOutput:
+    scores = choice.scores
     return CompletionOutput(
         index=choice.index,
         text=choice.take_text(),
         token_ids=choice.token_ids or [],
         finish_reason=choice.finish_reason or "error",
+        logprobs=scores.take() if scores is not None and scores.has_outputs else None,
     )
 
 

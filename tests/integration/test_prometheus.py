@@ -61,7 +61,7 @@ def test_counters_in_prometheus_are_what_was_asked_for(url: str, scraper: Promet
 
 def test_a_repeated_prompt_is_seen_to_hit_the_prefix_cache(url: str) -> None:
     """Whole blocks of 16 tokens are found again, all but the one that holds the last token of the prompt."""
-    before = counted(url)
+    before = eventually(lambda: settled(url), 10)
     body = {"model": "sim", "prompt": "x" * 100, "max_tokens": MAX_TOKENS, "data_parallel_rank": 1, "ignore_eos": True}
     for _ in range(3):
         httpx.post(f"{url}/v1/completions", json=body).raise_for_status()
@@ -76,16 +76,17 @@ def test_a_repeated_prompt_is_seen_to_hit_the_prefix_cache(url: str) -> None:
     eventually(lambda: {name: count - before[name] for name, count in counted(url).items()} == expected, 10)
 
 
-def counted(url: str) -> dict[str, float]:
+def counted(url: str, families: str = "(?:engine|prefix_cache)_\\w+") -> dict[str, float]:
     """Return what rank 1's engine has counted itself: family without prefix and suffix -> value."""
-    return {
-        name: float(value)
-        for name, value in re.findall(
-            r'^shoal_((?:engine|prefix_cache)_\w+)_total{engine="1"} (\S+)$',
-            httpx.get(f"{url}/metrics").text,
-            re.MULTILINE,
-        )
-    }
+    text = httpx.get(f"{url}/metrics").text
+    found = re.findall(rf'^shoal_({families})_total{{engine="1"}} (\S+)$', text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def settled(url: str) -> dict[str, float] | None:
+    """Return ``counted``, once rank 1's report tells of every token that this API process has got from it."""
+    own = counted(url)
+    return own if own["engine_generation_tokens"] == counted(url, "generation_tokens")["generation_tokens"] else None
 
 
 def test_promtool_finds_nothing_to_say_about_a_live_scrape(url: str) -> None:
