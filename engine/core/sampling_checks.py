@@ -19,8 +19,8 @@ def sampling_fault(sampling: SamplingParams, limits: RunnerLimits) -> str | None
 
 
 def _length_fault(sampling: SamplingParams) -> str | None:
-    if sampling.max_tokens < 1:
-        return f"max_tokens is {sampling.max_tokens}; it must be at least 1"
+    if sampling.max_tokens < 0:
+        return f"max_tokens is {sampling.max_tokens}; it must be at least 0"
     return None
 
 

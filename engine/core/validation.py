@@ -11,23 +11,24 @@ def find_fault(request: AddRequest, limits: RunnerLimits, max_len: int) -> str |
     max_len: prompt + output tokens of one sequence at most; the smaller of the model's limit and the KV pool's.
     """
     return (
-        _prompt_fault(request.prompt_token_ids, limits, max_len)
+        _prompt_fault(request, limits, max_len)
         or _vocabulary_fault(request.prompt_token_ids, "prompt", limits.vocab_size)
         or _vocabulary_fault(request.output_token_ids, "output", limits.vocab_size)
         or sampling_fault(request.sampling, limits)
     )
 
 
-def _prompt_fault(prompt: list[int], limits: RunnerLimits, max_len: int) -> str | None:
-    if not prompt:
+def _prompt_fault(request: AddRequest, limits: RunnerLimits, max_len: int) -> str | None:
+    num_tokens, num_needed = len(request.prompt_token_ids), min(request.sampling.max_tokens, 1)
+    if num_tokens == 0:
         return "the prompt is empty"
-    if len(prompt) < max_len:
+    if num_tokens + num_needed <= max_len:
         return None
     if max_len == limits.max_model_len:
         limit = f"the model's limit of {max_len} tokens (max_model_len)"
     else:
         limit = f"the {max_len} tokens the KV cache holds"
-    return f"the prompt has {len(prompt)} tokens; with one output token it exceeds {limit}"
+    return f"the prompt has {num_tokens} tokens; with {num_needed} output tokens it exceeds {limit}"
 
 
 def _vocabulary_fault(token_ids: list[int], what: str, vocab_size: int) -> str | None:

@@ -15,6 +15,11 @@ def stops_at(sequence: SequenceState, token_id: int, eos_token_ids: frozenset[in
     return token_id in sampling.stop_token_ids or (token_id in eos_token_ids and not sampling.ignore_eos)
 
 
+def only_scores(sequence: SequenceState) -> bool:
+    """Tell whether the sequence is there for its prompt's log-probabilities alone: it ends without a token."""
+    return sequence.sampling.max_tokens == 0 and sequence.awaits_prompt_logprobs
+
+
 def is_full(sequence: SequenceState, max_len: int) -> bool:
     """Tell whether the sequence may not grow: ``max_tokens`` are out, or ``max_len`` tokens with the prompt."""
     return sequence.num_output_tokens >= sequence.sampling.max_tokens or len(sequence.token_ids) >= max_len

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from engine.config import SchedulerConfig
 from engine.core.protocol import RunnerLimits
 from engine.scheduler.blocks import BlockPool
-from engine.scheduler.finish import is_full, stops_at
+from engine.scheduler.finish import is_full, only_scores, stops_at
 from engine.scheduler.plan import Sample, ScheduledChunk, SequenceKey, SequenceState, StepPlan
 from engine.scheduler.planner import Planner
 from engine.scheduler.prefix_cache import PrefixCache
@@ -53,14 +53,15 @@ class Scheduler:
         """Queue a sequence that passed validation (see ``refuse`` for one that did not).
 
         A higher attempt replaces a live one, which ends with ABORT; an attempt that is not newer is a repetition and
-        is ignored, because the live one answers. A sequence that has no token left to produce ends with LENGTH.
+        is ignored, because the live one answers. A sequence that has no token left to produce, and
+        no log-probabilities of its prompt to tell, ends with LENGTH.
         """
         live = self._sequences.get(sequence.key)
         if live is not None:
             if sequence.attempt <= live.attempt:
                 return
             self._drop(live, FinishReason.ABORT)
-        if is_full(sequence, self.max_len):
+        if is_full(sequence, self.max_len) and not only_scores(sequence):
             self._replies.end(sequence, FinishReason.LENGTH)
             return
         self._sequences[sequence.key] = sequence
@@ -176,6 +177,9 @@ class Scheduler:
     def _take_token(self, sequence: SequenceState, sample: Sample) -> None:
         if sequence.num_output_tokens == sequence.num_resumed:
             self._num_prompt_tokens += sequence.num_prompt_tokens
+        if only_scores(sequence):
+            self._finish(sequence, FinishReason.LENGTH, prompt_logprobs=sample.prompt_logprobs)
+            return
         if stops_at(sequence, sample.token_id, self._eos_token_ids):
             self._finish(
                 sequence,

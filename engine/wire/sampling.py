@@ -9,7 +9,7 @@ MAX_LOGPROBS = 20
 class SamplingParams(Struct, array_like=True, frozen=True, kw_only=False):
     """Sampling parameters of one sequence. Append-only: new fields go last, with a default.
 
-    max_tokens: output tokens at most, counted over all attempts of the sequence (>= 1).
+    max_tokens: output tokens at most, counted over all attempts of the sequence; 0 draws none.
     min_tokens: output tokens before an end-of-sequence or stop token may end the sequence.
     temperature: 0 is greedy.
     top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1].

@@ -10,6 +10,9 @@ _LOWEST = -9999.0
 """Stands for minus infinity, which JSON has no number for; OpenAI's clients know it."""
 
 
+PromptLogprobs = list[dict[str, Any] | None]
+
+
 def chat_logprobs(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
     """Return ``logprobs`` of a chat choice."""
     return {"content": [_chat_token(token) for token in tokens], "refusal": None}
@@ -25,7 +28,7 @@ def completion_logprobs(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
     }
 
 
-def prompt_logprobs(tokens: Sequence[ScoredToken]) -> list[dict[str, Any] | None]:
+def prompt_logprobs(tokens: Sequence[ScoredToken]) -> PromptLogprobs:
     """Return vLLM's ``prompt_logprobs``: for each token, by id, its own log-probability and the best ones."""
     return [None if token.logprob is None else _top_by_id(token) for token in tokens]
 

@@ -87,12 +87,6 @@ class GenerationRequest(Strict):
         return self
 
     @model_validator(mode="after")
-    def _prompt_logprobs_come_with_a_whole_answer(self) -> Self:
-        if self.prompt_logprobs is not None and self.stream:
-            raise ValueError("prompt_logprobs is not told in a stream; leave out one of the two")
-        return self
-
-    @model_validator(mode="after")
     def _at_most_one_grammar(self) -> Self:
         if len(self._grammars()) > 1:
             raise ValueError("response_format, guided_json, guided_regex and guided_grammar exclude each other")
@@ -215,6 +209,7 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Prompts
 
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: NumLogprobs | None = None
     echo: bool | None = None
 
@@ -225,6 +220,12 @@ class CompletionRequest(GenerationRequest):
     def _not_too_many_choices(self) -> Self:
         if len(self.prompt) * (self.n or 1) > MAX_CHOICES:
             raise ValueError(f"prompt holds {len(self.prompt)} prompts: prompts times n may be {MAX_CHOICES} at most")
+        return self
+
+    @model_validator(mode="after")
+    def _something_is_asked_for(self) -> Self:
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise ValueError("max_tokens is 0: that leaves nothing to answer without echo or prompt_logprobs")
         return self
 
     def to_params(self, data_parallel_rank: int | None) -> GenerationParams:

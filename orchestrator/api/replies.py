@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from orchestrator.api.errors import to_api_error
-from orchestrator.api.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from orchestrator.api.logprobs import PromptLogprobs, chat_logprobs, completion_logprobs, prompt_logprobs
 from orchestrator.api.sse import DONE, ChunkFormat, error_event
 from orchestrator.llm.stream import Choice, RequestStream
 
@@ -99,12 +99,16 @@ class StreamReply:
         index, text, reason = choice.index, choice.take_text(), choice.finish_reason
         opening = b""
         if index not in self._opened:
+            opening = self._format.open_choice(index, self._prompt_logprobs(choice))
             self._opened.add(index)
-            opening = self._format.open_choice(index)
         logprobs = _logprobs(choice, chat=self._head.chat)
         if reason is None:
             return opening + self._format.text(index, text, logprobs)
         return opening + self._format.end(index, text, reason, logprobs)
+
+    def _prompt_logprobs(self, choice: Choice) -> PromptLogprobs | None:
+        """Return what a choice that opens tells of its prompt; a chat has one prompt and tells it once."""
+        return None if self._head.chat and self._opened else _prompt_logprobs(choice)
 
     def _last(self) -> bytes:
         if self._stream.error is not None:
@@ -148,7 +152,7 @@ class WholeReply:
             "usage": usage_of(self._stream),
         }
         # A chat has one prompt, so vLLM tells it beside the choices.
-        return content | _prompt_logprobs(self._stream.choices[0]) if head.chat else content
+        return content | _prompt_field(self._stream.choices[0]) if head.chat else content
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         chat, text = self._head.chat, choice.take_text()
@@ -158,7 +162,7 @@ class WholeReply:
             **content,
             "logprobs": _logprobs(choice, chat=chat),
             "finish_reason": choice.finish_reason,
-            **({} if chat else _prompt_logprobs(choice)),
+            **({} if chat else _prompt_field(choice)),
         }
 
 
@@ -170,11 +174,16 @@ def _logprobs(choice: Choice, *, chat: bool) -> dict[str, Any] | None:
     return chat_logprobs(tokens) if chat else completion_logprobs(tokens)
 
 
-def _prompt_logprobs(choice: Choice) -> dict[str, Any]:
+def _prompt_logprobs(choice: Choice) -> PromptLogprobs | None:
+    """Return the log-probabilities of the prompt; None when they were not asked for."""
+    scored = None if choice.scores is None else choice.scores.prompt
+    return None if scored is None else prompt_logprobs(scored)
+
+
+def _prompt_field(choice: Choice) -> dict[str, Any]:
     """Return the field with the prompt's log-probabilities, or no field."""
-    if choice.scores is None or choice.scores.prompt is None:
-        return {}
-    return {"prompt_logprobs": prompt_logprobs(choice.scores.prompt)}
+    told = _prompt_logprobs(choice)
+    return {} if told is None else {"prompt_logprobs": told}
 
 
 def _error_answer(error: Exception, request_id: str) -> tuple[StartMessage, bytes]:

@@ -30,13 +30,18 @@ class ChunkFormat:
         self._running = self._ending(b"null", b"null")
         self._prefixes: dict[int, bytes] = {}
 
-    def open_choice(self, index: int) -> bytes:
-        """Return what goes before the first chunk of a choice: in chats one that names the role."""
-        self._prefixes[index] = self._choice_head(index) + self._text_key
-        if not self._chat:
-            return b""
-        delta = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
-        return self._choice_head(index) + delta
+    def open_choice(self, index: int, prompt_logprobs: Any = None) -> bytes:
+        """Return what goes before the first chunk with text of a choice: in chats one that names the role.
+
+        prompt_logprobs: as they appear where a whole answer has them: in a chat's chunk, in a completion's choice.
+        """
+        head = self._choice_head(index)
+        self._prefixes[index] = head + self._text_key
+        told = b"" if prompt_logprobs is None else b',"prompt_logprobs":' + _encode(prompt_logprobs)
+        if self._chat:
+            delta = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+            return head + delta + told + b"}\n\n"
+        return head + told + b',"text":""' + self._running if told else b""
 
     def text(self, index: int, text: str, logprobs: Any = None) -> bytes:
         """Return a chunk with text of an opened choice; ``logprobs`` as they appear in it."""

@@ -25,7 +25,8 @@ _NO_RULES = EncodedRules()
 class GenerationParams:
     """Validated parameters of one request; ``SamplingParams`` holds the meaning of those named alike.
 
-    n: choices per prompt. max_tokens: None takes ``default_max_tokens``, and that None takes all the room there is.
+    n: choices per prompt. max_tokens: None takes ``default_max_tokens``, and that None takes all the room there is; 0
+        draws nothing: the prompt alone is scored, or comes back with ``echo``.
     seed: None lets the server draw one per prompt. stop: strings that end a choice.
     data_parallel_rank: serve on this rank; None lets the load decide.
     bad_words: texts that never appear in the output, as far as tokens can tell.
@@ -109,12 +110,13 @@ class GenerationParams:
 
     def _max_tokens(self, num_prompt_tokens: int, max_model_len: int, prompt_field: str) -> int:
         room = max_model_len - num_prompt_tokens
+        num_needed = 0 if self.max_tokens == 0 else 1
         if num_prompt_tokens == 0:
             raise InvalidRequestError("the prompt is empty: it must hold at least one token", prompt_field)
-        if room < 1:
+        if room < num_needed:
             raise InvalidRequestError(
-                f"the prompt has {num_prompt_tokens} tokens, but this model's context is {max_model_len} tokens, "
-                "and at least one is needed for the output",
+                f"the prompt has {num_prompt_tokens} tokens, but this model's context is {max_model_len} tokens"
+                + (", and at least one is needed for the output" if num_needed else ""),
                 prompt_field,
             )
         if self.max_tokens is None:

@@ -170,6 +170,42 @@ def test_prompt_log_probabilities_come_beside_the_text(http: httpx.Client) -> No
         assert all(value["logprob"] <= 0 for value in entry.values())
 
 
+def test_prompt_log_probabilities_are_streamed_with_the_first_chunk(client: openai.OpenAI, http: httpx.Client) -> None:
+    common: Any = {"model": MODEL, "max_tokens": 3, "n": 2, "extra_body": {"prompt_logprobs": 1}}
+    chunks = [c.model_dump() for c in client.completions.create(**common, prompt=PROMPT, stream=True)]
+    told = {c["choices"][0]["index"]: c["choices"][0] for c in reversed(chunks)}
+    whole = complete(http, prompt_logprobs=1, max_tokens=1).json()["choices"][0]["prompt_logprobs"]
+    for choice in told.values():
+        assert [sorted(entry or {}) for entry in choice["prompt_logprobs"]] == [sorted(entry or {}) for entry in whole]
+    assert sum("prompt_logprobs" in c["choices"][0] for c in chunks) == len(told) == 2
+    messages: Any = [{"role": "user", "content": PROMPT}]
+    first, *others = [c.model_dump() for c in client.chat.completions.create(**common, messages=messages, stream=True)]
+    assert [entry is None for entry in first["prompt_logprobs"]] == [True] + [False] * (len(PROMPT) - 1)
+    assert not any("prompt_logprobs" in chunk for chunk in others)
+
+
+def test_a_prompt_is_scored_without_drawing_a_token(
+    client: openai.OpenAI, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)
+    common: Any = {"model": MODEL, "prompt": PROMPT, "logprobs": 1, "echo": True, "max_tokens": 0}
+    answer = client.completions.create(**common)
+    (choice,) = answer.choices
+    assert (choice.text, choice.finish_reason) == (PROMPT, "length")
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(PROMPT), 0)
+    assert choice.logprobs is not None
+    told = choice.logprobs.token_logprobs or []
+    expected = log_probabilities(folder, PROMPT)
+    assert told[0] is None
+    for position, token in enumerate(encode(PROMPT)[1:], start=1):
+        assert told[position] == pytest.approx(expected[position - 1, token].item(), abs=1e-3)
+    (chunk,) = client.completions.create(**common, stream=True)
+    assert (chunk.choices[0].text, chunk.choices[0].finish_reason) == (PROMPT, "length")
+    assert chunk.choices[0].logprobs is not None
+    assert chunk.choices[0].logprobs.token_logprobs == pytest.approx(told, abs=1e-3)
+
+
 # --- what may be drawn ----------------------------------------------------------------------------------------------
 
 

@@ -140,7 +140,6 @@ def test_stream_options_without_a_stream_are_refused() -> None:
     ("fields", "named"),
     [
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"guided_regex": "a", "guided_grammar": "start: /a/"}, "guided_grammar"),
         ({"guided_json": {}, "response_format": {"type": "json_object"}}, "response_format"),
     ],
@@ -154,6 +153,12 @@ def test_a_body_that_is_no_request_is_refused(body: bytes) -> None:
     with pytest.raises(ValidationError) as caught:
         ChatCompletionRequest.model_validate_json(body)
     assert to_api_error(caught.value).status == 400
+
+
+def test_a_completion_may_ask_for_its_prompt_alone() -> None:
+    assert complete(max_tokens=0, echo=True).to_params(None).max_tokens == 0
+    assert complete(max_tokens=0, prompt_logprobs=1).to_params(None).max_tokens == 0
+    assert "max_tokens is 0" in refusal(complete, max_tokens=0).message
 
 
 def test_a_missing_field_is_named() -> None:

@@ -44,6 +44,15 @@ def test_a_completion_chunk_has_openais_shape() -> None:
     }
 
 
+def test_the_first_chunk_has_the_prompts_log_probabilities_where_a_whole_answer_has_them() -> None:
+    told = [None, {"5": {"logprob": -1.0, "decoded_token": "a"}}]
+    opening = parse(make().open_choice(0, told))
+    assert opening["prompt_logprobs"] == told
+    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    (choice,) = parse(make(chat=False).open_choice(1, told))["choices"]
+    assert choice == {"index": 1, "prompt_logprobs": told, "text": "", "logprobs": None, "finish_reason": None}
+
+
 @pytest.mark.parametrize(("text", "delta"), [("", {}), ("x", {"content": "x"})])
 def test_the_last_chat_chunk_has_the_reason_and_what_is_left(text: str, delta: dict[str, str]) -> None:
     chunks = make()

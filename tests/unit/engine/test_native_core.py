@@ -60,10 +60,11 @@ def test_a_resumed_request_goes_on_behind_its_output() -> None:
     [
         (make_request(prompt=()), "prompt is empty"),
         (make_request(prompt=(1,) * 64), "max_model_len"),
+        (make_request(prompt=(1,) * 65, max_tokens=0), "max_model_len"),
         (make_request(prompt=(5, 256)), "0 to 255"),
         (make_request(prompt=(-1, 5)), "0 to 255"),
         (make_request(output_token_ids=(256,)), "output token id"),
-        (make_request(max_tokens=0), "max_tokens"),
+        (make_request(max_tokens=-1), "max_tokens"),
         (make_request(temperature=math.nan), "temperature"),
         (make_request(temperature=-1.0), "temperature"),
         (make_request(top_p=0.0), "top_p"),

@@ -44,7 +44,7 @@ def test_what_can_be_followed_passes(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"temperature": math.nan}, "temperature"),
         ({"temperature": -0.1}, "temperature"),
         ({"top_p": 0.0}, "top_p"),

@@ -3,7 +3,8 @@ from collections.abc import Sequence
 import pytest
 
 from engine.scheduler.plan import Sample, StepPlan
-from engine.wire.messages import FinishReason
+from engine.wire.logprobs import Logprobs
+from engine.wire.messages import EngineCoreOutput, FinishReason
 from tests.unit.engine.builders import (
     CLIENT,
     EOS,
@@ -120,6 +121,31 @@ def test_a_resumed_sequence_computes_prompt_and_output_again_and_goes_on_behind_
     assert shape(scheduler.plan()) == [(1, 0, 5, True)]
     assert run_step(scheduler)[0].first_position == 2
     assert run_step(scheduler)[0].first_position == 3
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [1, 10, 64])
+def test_a_prompt_that_is_only_scored_runs_to_its_end_and_draws_nothing(num_prompt_tokens: int) -> None:
+    scheduler = make_scheduler(num_tokens=8)
+    scheduler.add(make_sequence(1, num_prompt_tokens, max_tokens=0, num_prompt_logprobs=0))
+    told = Logprobs(0, b"1234" * (num_prompt_tokens - 1))
+    outputs: list[EngineCoreOutput] = []
+    while scheduler.has_work():
+        plan = scheduler.plan()
+        samples = [Sample(50, prompt_logprobs=told) for chunk in plan.chunks if chunk.samples]
+        outputs += scheduler.apply(plan, samples, 0.0).get(CLIENT, [])
+    (output,) = outputs
+    assert (output.new_token_ids, output.finish_reason) == ([], FinishReason.LENGTH)
+    assert (output.prompt_logprobs, output.queue_time_s) == (told, 0.0)
+    load = scheduler.load()
+    assert (load.num_prompt_tokens, load.num_generation_tokens, load.kv_usage) == (num_prompt_tokens, 0, 0)
+    assert load.num_steps == -(-num_prompt_tokens // 8)
+
+
+def test_a_prompt_without_anything_to_score_or_draw_ends_at_once() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_sequence(1, max_tokens=0))
+    assert run_step(scheduler)[0].finish_reason is FinishReason.LENGTH
+    assert scheduler.load().num_steps == 0
 
 
 def test_a_sequence_resumed_with_nothing_left_to_produce_ends_with_length() -> None:

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from engine.scheduler.finish import only_scores
 from engine.scheduler.plan import Sample, SequenceState, StepPlan
 from engine.wire.messages import EngineCoreOutput
 from tests.unit.engine.builders import CLIENT, EOS, OTHER_CLIENT, make_scheduler, make_sequence
@@ -39,7 +40,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_shared=st.integers(0, 9),
         num_own=st.integers(1, 4),
         num_output=st.integers(0, 3),
-        max_tokens=st.integers(1, 12),
+        max_tokens=st.integers(0, 12),
         priority=st.integers(-1, 1),
         salt=st.sampled_from([None, None, "a"]),
         num_prompt_logprobs=st.sampled_from([None, None, None, 0]),
@@ -70,7 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.live[request_id] = sequence
         self.told[request_id] = num_output
-        if num_output >= max_tokens:
+        if num_output >= max_tokens and not only_scores(sequence):
             self.leaving.add(request_id)
         self.scheduler.add(sequence)
 

@@ -15,6 +15,8 @@ LIMIT = 100
         (GenerationParams(default_max_tokens=16), 95, 5),
         (GenerationParams(max_tokens=60), 40, 60),
         (GenerationParams(), 99, 1),
+        (GenerationParams(max_tokens=0, default_max_tokens=16), 40, 0),
+        (GenerationParams(max_tokens=0), 100, 0),
     ],
 )
 def test_the_output_gets_what_was_asked_or_the_room_there_is(
@@ -28,6 +30,7 @@ def test_the_output_gets_what_was_asked_or_the_room_there_is(
     [
         (GenerationParams(), 100, "messages", "100"),
         (GenerationParams(max_tokens=61), 40, "max_tokens", "60"),
+        (GenerationParams(max_tokens=0), 101, "messages", "context is 100 tokens$"),
         (GenerationParams(), 0, "messages", "one token"),
         (GenerationParams(max_tokens=5, min_tokens=6), 40, "min_tokens", "5"),
     ],
