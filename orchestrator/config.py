@@ -13,7 +13,7 @@ GROUPS = {
     "sim": "the sim engine: a timing model instead of a model",
     "server": "the HTTP port",
     "cluster": "where the ranks are hosted",
-    "lifecycle": "deadlines",
+    "lifecycle": "deadlines and restarts",
     "logging": "what is written to standard error",
 }
 
@@ -80,6 +80,10 @@ class ServeConfig(BaseModel):
 
     start_timeout: float = knob(300.0, "lifecycle", "seconds until every rank must be ready", gt=0)
     shutdown_timeout: float = knob(10.0, "lifecycle", "seconds that running requests get to finish when stopping", ge=0)
+
+    max_restarts: int = knob(
+        5, "lifecycle", "restarts of a rank without a minute of service in between; then it stays dead; 0: none", ge=0
+    )
 
     log_level: Literal["debug", "info", "warning", "error"] = knob(
         "info", "logging", "least severe level that is written"

@@ -1,22 +1,29 @@
-"""The ranks of a deployment as one thing: started together, watched, dismissed together."""
+"""The ranks of a deployment as one thing: started together, watched, filled again, dismissed together."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from engine.config import EngineSpec
+from engine.wire.errors import StartupError
 from engine.wire.ids import EngineId
 from engine.wire.messages import EngineReport
 from orchestrator.coordinator_keeper import BoundEndpoints
 from orchestrator.group_line import GroupLine
-from orchestrator.launch.host import EngineExit, EngineHost
+from orchestrator.launch.host import EngineExit, EngineHandle, EngineHost
 from orchestrator.launch.waits import wait_all
-from orchestrator.progress import StartProgress
+from orchestrator.progress import LineProgress, StartProgress
+from orchestrator.restarts import RestartRule
 from orchestrator.seats import SeatStatus, SeatTable
+
+_LOG = logging.getLogger(__name__)
 
 _LEAVE_S = 5.0  # dismissed engines get this long to end by themselves
 _KILLED_S = 5.0  # a killed process is gone by then, or its host is
+
+MakeSpec = Callable[[EngineId], EngineSpec]
 
 
 class EngineGroup:
@@ -24,18 +31,27 @@ class EngineGroup:
 
     seats: written only here, on the event loop. on_death: called once per engine whose process ended, with its seat,
     whatever the reason; not called any more once ``stop`` has begun.
+
+    A seat is filled again only after its host confirmed the end of the engine before: one device holds one engine.
     """
 
     def __init__(
-        self, num_ranks: int, host: EngineHost, progress: StartProgress, on_death: Callable[[SeatStatus], None]
+        self,
+        num_ranks: int,
+        rule: RestartRule,
+        host: EngineHost,
+        progress: StartProgress,
+        on_death: Callable[[SeatStatus], None],
     ) -> None:
-        self.seats = SeatTable([EngineId(rank, 1) for rank in range(num_ranks)])
+        self.seats = SeatTable([EngineId(rank, 1) for rank in range(num_ranks)], rule)
         self._host = host
         self._progress = progress
         self._on_death = on_death
-        self._exits: dict[EngineId, asyncio.Future[EngineExit]] = {}
+        self._handles: dict[int, EngineHandle] = {}
+        self._refills: dict[int, asyncio.Task[None]] = {}
         self._all_ready = asyncio.Event()
         self._is_stopping = False
+        self._make_spec: MakeSpec | None = None
         self._line: GroupLine | None = None
 
     def connect(self, endpoints: BoundEndpoints) -> None:
@@ -45,18 +61,20 @@ class EngineGroup:
         )
         self._line.publish()
 
-    async def start(self, make_spec: Callable[[EngineId], EngineSpec]) -> None:
+    async def start(self, make_spec: MakeSpec) -> None:
         """Order one engine per seat."""
+        self._make_spec = make_spec
         for seat in self.seats:
-            handle = await self._host.start(make_spec(seat.engine_id))
-            self._exits[seat.engine_id] = handle.exited
-            handle.exited.add_done_callback(partial(self._on_exit, seat.engine_id))
+            await self._fill(seat)
 
     async def wait_ready(self) -> None:
-        """Wait until every engine has loaded, then stop listening to their loads."""
+        """Wait until every engine has loaded."""
         await self._all_ready.wait()
-        assert self._line is not None
-        self._line.stop_listening()
+
+    def keep_filled(self) -> None:
+        """From now on an engine that ends gets a successor, as far as the rule allows."""
+        self.seats.refills = True
+        self._progress = LineProgress()  # what drew the start is gone
 
     async def stop(self, hurry: "asyncio.Future[Any]") -> list[str]:
         """Dismiss the engines that serve, kill those that do not leave, and return one line for each of these.
@@ -64,42 +82,89 @@ class EngineGroup:
         hurry: once it is done, nobody is waited for any more.
         """
         self._is_stopping = True
+        await self._stop_refills()
         self.seats.dismiss()
-        if self._line is not None:
-            self._line.publish()
+        self._publish()
         # An engine that has not loaded holds nothing of anybody's: no reason to wait for it.
-        loaded = [exited for engine_id, exited in self._exits.items() if self.seats.of(engine_id).is_ready]
+        ready = {seat.engine_id for seat in self.seats if seat.is_ready}
+        loaded = [handle.exited for handle in self._handles.values() if handle.engine_id in ready]
         await wait_all(loaded, _LEAVE_S, hurry)
         remarks = await self._kill_rest()
         if self._line is not None:
             self._line.close()
         return remarks
 
+    async def _fill(self, seat: SeatStatus) -> None:
+        assert self._make_spec is not None
+        handle = await self._host.start(self._make_spec(seat.engine_id))
+        self._handles[seat.engine_id.rank] = handle
+        handle.exited.add_done_callback(partial(self._on_exit, seat.engine_id))
+
+    async def _refill(self, rank: int, pause_s: float) -> None:
+        await asyncio.sleep(pause_s)
+        seat = self.seats.refill(rank)
+        self._publish()
+        self._listen_as_needed()
+        try:
+            await self._fill(seat)
+        except (StartupError, OSError) as error:
+            self._on_end(seat.engine_id, EngineExit(None, f"could not be started: {error}"))
+
+    async def _stop_refills(self) -> None:
+        tasks = list(self._refills.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _kill_rest(self) -> list[str]:
-        rest = [engine_id for engine_id, exited in self._exits.items() if not exited.done()]
-        for engine_id in rest:
-            self._host.kill(engine_id)
-        await wait_all([self._exits[engine_id] for engine_id in rest], _KILLED_S)
+        rest = [handle for handle in self._handles.values() if not handle.exited.done()]
+        for handle in rest:
+            self._host.kill(handle.engine_id)
+        await wait_all([handle.exited for handle in rest], _KILLED_S)
         return [
-            f"rank {engine_id.rank} {'was' if self._exits[engine_id].done() else 'could not be'} killed"
-            for engine_id in rest
+            f"rank {handle.engine_id.rank} {'was' if handle.exited.done() else 'could not be'} killed"
+            for handle in rest
         ]
+
+    def _publish(self) -> None:
+        if self._line is not None:
+            self._line.publish()
 
     def _on_report(self, report: EngineReport) -> None:
         was_ready = {seat.engine_id for seat in self.seats if seat.is_ready}
-        seat = self.seats.on_report(report)
+        seat = self.seats.on_report(report, asyncio.get_running_loop().time())
         if seat is None:
             return
         self._progress.show(seat)
-        if seat.is_ready and seat.engine_id not in was_ready and self._line is not None:
-            self._line.publish()
+        if seat.is_ready and seat.engine_id not in was_ready:
+            self._publish()
+            self._listen_as_needed()
         if self.seats.all_ready:
             self._all_ready.set()
 
+    def _listen_as_needed(self) -> None:
+        if self._line is not None:
+            self._line.listen(not self.seats.is_settled)
+
     def _on_exit(self, engine_id: EngineId, exited: "asyncio.Future[EngineExit]") -> None:
-        seat = self.seats.on_exit(engine_id, exited.result())
+        self._on_end(engine_id, exited.result())
+
+    def _on_end(self, engine_id: EngineId, end: EngineExit) -> None:
+        seat = self.seats.on_exit(engine_id, end, asyncio.get_running_loop().time())
         if self._is_stopping:
             return
-        if self._line is not None:
-            self._line.publish()
+        self._publish()
+        self._listen_as_needed()
         self._on_death(seat)
+        if seat.refill_in_s is not None:
+            self._order_refill(engine_id.rank, seat.refill_in_s)
+
+    def _order_refill(self, rank: int, pause_s: float) -> None:
+        task = asyncio.create_task(self._refill(rank, pause_s), name=f"refill the seat of rank {rank}")
+        self._refills[rank] = task
+        task.add_done_callback(_log_failure)
+
+
+def _log_failure(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _LOG.error("%s failed", task.get_name(), exc_info=task.exception())

@@ -17,7 +17,7 @@ _LOG = logging.getLogger(__name__)
 REPEAT_S = 1.0
 """The report is repeated this often, so that a lost one or a new coordinator needs no other rule."""
 
-_UNSUBSCRIBE = b"\x00"
+_SUBSCRIBE, _UNSUBSCRIBE = b"\x01", b"\x00"
 
 
 class GroupLine:
@@ -36,6 +36,7 @@ class GroupLine:
         self._decoder = state_decoder()
         self._num_dropped = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._is_listening = True
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._push = make_socket(self._context, zmq.PUSH)
         self._state = make_socket(self._context, zmq.XSUB, topics=(LOAD_TOPIC,))
@@ -50,10 +51,12 @@ class GroupLine:
         send_nowait(self._push, [encode(self._make_report(next(self._numbers)))])
         self._timer = asyncio.get_running_loop().call_later(REPEAT_S, self.publish)
 
-    def stop_listening(self) -> None:
-        """Unsubscribe from the loads: once every rank is up they cost this process CPU and tell it nothing."""
-        self._state.send(_UNSUBSCRIBE + LOAD_TOPIC)
-        self._receiver.poke()
+    def listen(self, wanted: bool) -> None:
+        """Subscribe to the loads while a rank comes up, else not: they cost this process CPU and tell it nothing."""
+        if wanted != self._is_listening:
+            self._is_listening = wanted
+            self._state.send((_SUBSCRIBE if wanted else _UNSUBSCRIBE) + LOAD_TOPIC)
+            self._receiver.poke()
 
     def close(self) -> None:
         """Close both sockets; idempotent."""

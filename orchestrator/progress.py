@@ -29,14 +29,14 @@ class LineProgress:
     """Logs one line per event; a loading bar's every percent is no event."""
 
     def __init__(self) -> None:
-        self._shown: dict[EngineId, str] = {}
+        self._shown: dict[int, tuple[EngineId, str]] = {}
 
     def show(self, seat: SeatStatus) -> None:
         """Log what a seat is doing when that has changed."""
-        text = seat.activity
-        if self._shown.get(seat.engine_id) != text:
-            self._shown[seat.engine_id] = text
-            _LOG.info("rank %d: %s", seat.engine_id.rank, text)
+        rank, news = seat.engine_id.rank, (seat.engine_id, seat.activity)
+        if self._shown.get(rank) != news:
+            self._shown[rank] = news
+            _LOG.info("rank %d: %s", rank, seat.activity)
 
     def say(self, text: str) -> None:
         """Log one step."""

@@ -1,26 +1,48 @@
 """What the supervisor knows of every seat: plain data in, decisions out. No socket, clock or process in here."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.wire.ids import EngineId
 from engine.wire.messages import EnginePhase, EngineReport, Seat, SeatState, SupervisorReport
 from orchestrator.launch.host import EngineExit
+from orchestrator.restarts import RestartRule, Restarts
+
+
+@dataclass(slots=True)
+class SeatHistory:
+    """What outlives the engines of a seat. ends: how often they ended, by kind. last_reason: why the last one did."""
+
+    restarts: Restarts
+    ends: Counter[str] = field(default_factory=Counter)
+    last_reason: str = ""
 
 
 @dataclass(slots=True)
 class SeatStatus:
-    """One seat. report: the newest of its engine. exit: set once, when its host confirmed the end."""
+    """One seat and the engine in it.
+
+    report: the engine's newest. exit: set once, when its host confirmed the end; refill_in_s: set with it, the pause
+    before the next engine, None when there will be none.
+    """
 
     engine_id: EngineId
+    history: SeatHistory
     report: EngineReport | None = None
     exit: EngineExit | None = None
+    refill_in_s: float | None = None
     dismissed: bool = False
 
     @property
     def is_ready(self) -> bool:
         """Tell whether the engine has loaded and lives."""
         return self.exit is None and self.report is not None and self.report.phase is not EnginePhase.LOADING
+
+    @property
+    def is_lost(self) -> bool:
+        """Tell whether the seat's engine is dead and no other will take its place."""
+        return self.exit is not None and self.refill_in_s is None
 
     @property
     def state(self) -> SeatState:
@@ -60,31 +82,51 @@ class SeatStatus:
 
 
 class SeatTable:
-    """All seats of the deployment, by EngineId."""
+    """All seats of the deployment, by rank; each holds one engine at a time.
 
-    def __init__(self, engine_ids: Sequence[EngineId]) -> None:
-        self._seats = {engine_id: SeatStatus(engine_id) for engine_id in engine_ids}
+    refills: whether the seats of engines that end are filled again; not while the deployment starts, where an end is an
+    error of the start.
+    """
+
+    def __init__(self, engine_ids: Sequence[EngineId], rule: RestartRule) -> None:
+        self.refills = False
+        self._seats = {engine_id.rank: SeatStatus(engine_id, SeatHistory(Restarts(rule))) for engine_id in engine_ids}
 
     def __iter__(self) -> Iterator[SeatStatus]:
         return iter(self._seats.values())
 
-    def of(self, engine_id: EngineId) -> SeatStatus:
-        """Return the seat of an engine of this deployment."""
-        return self._seats[engine_id]
+    def of(self, engine_id: EngineId) -> SeatStatus | None:
+        """Return the seat in which this engine sits, or None when it never did or does not any more."""
+        seat = self._seats.get(engine_id.rank)
+        return seat if seat is not None and seat.engine_id == engine_id else None
 
-    def on_report(self, report: EngineReport) -> SeatStatus | None:
+    def on_report(self, report: EngineReport, now: float) -> SeatStatus | None:
         """Take an engine's report and return its seat; None for a stale report or one of no engine of ours."""
-        seat = self._seats.get(report.engine_id)
+        seat = self.of(report.engine_id)
         if seat is None or (seat.report is not None and report.report_seq <= seat.report.report_seq):
             return None
         seat.report = report
+        if seat.is_ready:
+            seat.history.restarts.on_serving(now)
         return seat
 
-    def on_exit(self, engine_id: EngineId, end: EngineExit) -> SeatStatus:
-        """Take the confirmed end of an engine's process and return its seat."""
-        seat = self._seats[engine_id]
+    def on_exit(self, engine_id: EngineId, end: EngineExit, now: float) -> SeatStatus:
+        """Take the confirmed end of an engine's process; return its seat, with whether and when it is filled again."""
+        seat = self.of(engine_id)
+        assert seat is not None, "a seat is filled again only after the end of its engine"
         seat.exit = end
+        seat.history.ends[end.kind] += 1
+        seat.history.last_reason = end.reason
+        seat.refill_in_s = seat.history.restarts.on_end(now) if self.refills else None
         return seat
+
+    def refill(self, rank: int) -> SeatStatus:
+        """Put the next engine into the seat of one that ended, and return the seat."""
+        old = self._seats[rank]
+        assert old.exit is not None
+        engine_id = EngineId(rank, old.engine_id.incarnation + 1)
+        self._seats[rank] = SeatStatus(engine_id, old.history)
+        return self._seats[rank]
 
     def dismiss(self) -> None:
         """Ask every engine to leave."""
@@ -97,9 +139,14 @@ class SeatTable:
         return all(seat.is_ready for seat in self._seats.values())
 
     @property
-    def all_dead(self) -> bool:
-        """Tell whether no engine is left."""
-        return all(seat.exit is not None for seat in self._seats.values())
+    def is_settled(self) -> bool:
+        """Tell whether no engine is loading: each serves or is dead."""
+        return all(seat.is_ready or seat.exit is not None for seat in self._seats.values())
+
+    @property
+    def all_lost(self) -> bool:
+        """Tell whether no engine is left and none will come."""
+        return all(seat.is_lost for seat in self._seats.values())
 
     def describe_unready(self) -> str:
         """Name each rank that is not ready, what it is doing and what it said last."""
@@ -123,4 +170,6 @@ def _to_wire(seat: SeatStatus) -> Seat:
         state=seat.state,
         reason=seat.end_reason,
         node=seat.report.node if seat.report is not None else "",
+        ends=dict(seat.history.ends),
+        last_reason=seat.history.last_reason,
     )

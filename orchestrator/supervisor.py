@@ -20,6 +20,7 @@ from orchestrator.launch.subprocess import ChildProcess, start_child
 from orchestrator.premises import Premises
 from orchestrator.progress import StartProgress, start_progress
 from orchestrator.readiness import wait_reachable
+from orchestrator.restarts import RestartRule
 from orchestrator.seats import SeatStatus
 from orchestrator.specs import Wiring, api_spec, engine_spec, served_model_name
 from orchestrator.tokenizer_export import find_tokenizer
@@ -70,7 +71,9 @@ class Supervisor:
 
     async def serve(self) -> None:
         """Say that the deployment is ready; from here on its processes work alone until ``failure`` or a signal."""
+        assert self._engines is not None
         self._is_serving = True
+        self._engines.keep_filled()
         listener = self._premises.listener
         self._premises.run_dir.write_run_file(listener.url)
         print_banner(listener.url, self._model_name, self._config.data_parallel_size)
@@ -118,7 +121,8 @@ class Supervisor:
         return Wiring(chosen, await coordinator.start())
 
     async def _start_engines(self, engine: EngineConfig, wiring: Wiring, progress: StartProgress) -> EngineGroup:
-        engines = EngineGroup(self._config.data_parallel_size, self._host, progress, self._on_engine_death)
+        rule = RestartRule(max_in_row=self._config.max_restarts)
+        engines = EngineGroup(self._config.data_parallel_size, rule, self._host, progress, self._on_engine_death)
         self._engines = engines
         self._stops.append(engines.stop)
         engines.connect(wiring.coordinator)
@@ -156,9 +160,15 @@ class Supervisor:
         if not self._is_serving:
             self._fail(StartupError(f"{what} ended while it started: {seat.end_reason}"))
             return
-        _LOG.error("%s is dead: %s", what, seat.end_reason)
-        if self._engines.seats.all_dead:
+        _LOG.error("%s is dead: %s; %s", what, seat.end_reason, self._describe_restart(seat))
+        if self._engines.seats.all_lost:
             self._fail(EngineError(f"every engine is dead: {self._engines.seats.describe_unready()}"))
+
+    def _describe_restart(self, seat: SeatStatus) -> str:
+        if seat.refill_in_s is None:
+            return f"it stays so after {seat.history.restarts.num_in_row} restarts in a row (--max-restarts)"
+        count = f"restart {seat.history.restarts.num_in_row} of {self._config.max_restarts} in a row"
+        return f"starting it again {f'in {seat.refill_in_s:g} s' if seat.refill_in_s else 'now'} ({count})"
 
     def _on_api_exit(self, end: EngineExit) -> None:
         self._fail(ShoalError(f"the API process ended: {end.reason}"))

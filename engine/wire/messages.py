@@ -267,12 +267,16 @@ class Seat(Struct, array_like=True, frozen=True):
     """One seat of the deployment and the engine that sits in it.
 
     reason: why the state is DEAD (exit status and last log line), else empty.
+    ends: how often an engine of this seat ended while the deployment served, by kind (a few fixed words).
+    last_reason: why the last one that ended did, also while its successor serves.
     """
 
     engine_id: EngineId
     state: SeatState
     reason: str = ""
     node: str = ""
+    ends: dict[str, int] = {}
+    last_reason: str = ""
 
 
 class PauseMode(IntEnum):

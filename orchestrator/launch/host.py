@@ -3,10 +3,20 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
 from engine.config import EngineSpec
 from engine.wire.ids import EngineId
+
+
+class EndKind(StrEnum):
+    """How an engine's process ended, in a word fit for a metric's label."""
+
+    EXIT = "exit"  # by itself, with a status
+    SIGNAL = "signal"  # killed by a signal
+    LOST = "lost"  # with its host, or with what ran it there
+    HUNG = "hung"  # killed by us, because it made no progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,12 +24,23 @@ class EngineExit:
     """The end of one engine process, confirmed by its host.
 
     returncode: as ``subprocess`` has it (negative: the signal); None when only the loss of its host is known.
-    reason: one sentence for people. last_lines: the end of what it wrote to standard error.
+    reason: one sentence for people. last_lines: the end of what it wrote to standard error. was_hung: it was killed
+    because it made no progress.
     """
 
     returncode: int | None
     reason: str
     last_lines: tuple[str, ...] = ()
+    was_hung: bool = False
+
+    @property
+    def kind(self) -> EndKind:
+        """Return the kind of this end."""
+        if self.was_hung:
+            return EndKind.HUNG
+        if self.returncode is None:
+            return EndKind.LOST
+        return EndKind.SIGNAL if self.returncode < 0 else EndKind.EXIT
 
 
 @dataclass(frozen=True, slots=True, eq=False)

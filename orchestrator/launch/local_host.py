@@ -33,6 +33,7 @@ class LocalHost:
             ENGINE_MODULE, msgspec.structs.replace(spec, node=socket.gethostname()), self._on_line
         )
         self._children[spec.engine_id] = child
+        child.exited.add_done_callback(lambda _: self._children.pop(spec.engine_id, None))
         return EngineHandle(spec.engine_id, child.exited)
 
     def kill(self, engine_id: EngineId) -> None:
@@ -46,5 +47,4 @@ class LocalHost:
             self.kill(engine_id)
         if self._children:
             await asyncio.wait([child.exited for child in self._children.values()])
-        self._children.clear()
         return []

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +31,12 @@ _PLACE_POLL_S = 0.02
 _PLACED = "CREATED"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Hosted:
-    """One engine's actor, and the task that waits for its end."""
-
-    actor: Any
-    following: "asyncio.Task[None]"
-
-
 class RayHost:
     """An ``EngineHost`` on a Ray cluster.
 
     address: of a running cluster; None starts one inside ``run_dir``. A rank keeps its placement group for as long as
-    the deployment lives. Lines of an engine's log stay with Ray; the last ones are passed on when it ends.
+    the deployment lives, and its shell for as long as that lives: a shell whose engine ended runs the next one. Lines
+    of an engine's log stay with Ray; the last ones are passed on when it ends.
     """
 
     def __init__(
@@ -57,7 +49,8 @@ class RayHost:
         self._on_line = on_line
         self._bundle: dict[str, float] = {}
         self._groups: list[PlacementGroup] = []
-        self._hosted: dict[EngineId, _Hosted] = {}
+        self._shells: dict[int, Any] = {}  # by rank: actors not known to be dead
+        self._following: dict[EngineId, asyncio.Task[None]] = {}  # engines not known to have ended
         self._killed: set[EngineId] = set()  # their last lines are our own doing and tell nobody anything
 
     async def open(self, num_ranks: int, device: str) -> Site:
@@ -77,48 +70,63 @@ class RayHost:
         return Site(device=plan.device, address=self._line_address())
 
     async def start(self, spec: EngineSpec) -> EngineHandle:
-        """Create the actor of one engine in its rank's placement group."""
-        shell: Any = ray.remote(EngineShell).options(
-            name=f"shoal-engine-{spec.engine_id}",
-            num_cpus=self._bundle.get("CPU", 0),
-            num_gpus=self._bundle.get("GPU", 0),
-            max_restarts=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._groups[spec.engine_id.rank], 0),
-        )
-        actor: Any = shell.remote()
+        """Run one engine in its rank's shell; a rank without a living one gets a new one in its placement group."""
+        rank = spec.engine_id.rank
+        if rank not in self._shells:
+            self._shells[rank] = self._new_shell(spec.engine_id)
         exited: asyncio.Future[EngineExit] = asyncio.get_running_loop().create_future()
-        ending = actor.run.remote(msgspec.json.encode(spec))
+        ending = self._shells[rank].run.remote(msgspec.json.encode(spec))
         following = self._follow(spec.engine_id, ending, exited)
         task = asyncio.create_task(following, name=f"follow engine {spec.engine_id}")
-        self._hosted[spec.engine_id] = _Hosted(actor, task)
+        self._following[spec.engine_id] = task
         return EngineHandle(spec.engine_id, exited)
 
     def kill(self, engine_id: EngineId) -> None:
-        """Kill an engine's actor; the engine's process dies with it."""
-        if engine_id in self._hosted:
+        """Kill an engine's shell; the engine's process dies with it."""
+        if engine_id in self._following:
             self._killed.add(engine_id)
-            ray.kill(self._hosted[engine_id].actor, no_restart=True)
+            self._kill_shell(engine_id.rank)
 
     async def stop(self, _hurry: "asyncio.Future[Any]") -> list[str]:
         """Kill the actors, remove the placement groups, leave or stop Ray."""
-        for engine_id, hosted in self._hosted.items():
-            hosted.following.cancel()
-            self.kill(engine_id)
-        await asyncio.gather(*(hosted.following for hosted in self._hosted.values()), return_exceptions=True)
+        following = list(self._following.values())
+        for task in following:
+            task.cancel()
+        for rank in list(self._shells):
+            self._kill_shell(rank)
+        await asyncio.gather(*following, return_exceptions=True)
         for group in self._groups:
             remove_placement_group(group)
-        self._hosted.clear()
         self._groups.clear()
         ray_cluster.leave_cluster()
         return []
 
+    def _new_shell(self, engine_id: EngineId) -> Any:
+        shell: Any = ray.remote(EngineShell).options(
+            name=f"shoal-engine-{engine_id}",
+            num_cpus=self._bundle.get("CPU", 0),
+            num_gpus=self._bundle.get("GPU", 0),
+            max_restarts=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._groups[engine_id.rank], 0),
+        )
+        return shell.remote()
+
+    def _kill_shell(self, rank: int) -> None:
+        shell = self._shells.pop(rank, None)
+        if shell is not None:
+            ray.kill(shell, no_restart=True)
+
     async def _follow(
         self, engine_id: EngineId, ending: "ray.ObjectRef[Any]", exited: "asyncio.Future[EngineExit]"
     ) -> None:
-        end = await self._wait_end(engine_id, ending)
+        try:
+            end = await self._wait_end(engine_id, ending)
+        finally:
+            del self._following[engine_id]
         if end.returncode != 0 and engine_id not in self._killed:
             for line in end.last_lines:
                 self._on_line(line)
+        self._killed.discard(engine_id)
         exited.set_result(end)
 
     async def _wait_end(self, engine_id: EngineId, ending: "ray.ObjectRef[Any]") -> EngineExit:
@@ -127,9 +135,10 @@ class RayHost:
         except ActorUnavailableError:
             # Not a death yet: the node may be back, and the engine on it goes on meanwhile.
             await asyncio.sleep(_FENCE_S)
-            self.kill(engine_id)
+            self._kill_shell(engine_id.rank)
             return EngineExit(None, f"its node was out of reach for {_FENCE_S:g} s")
         except RayError as error:
+            self._shells.pop(engine_id.rank, None)
             return EngineExit(None, describe_ray_error(error), tuple(str(error).splitlines()[-NUM_LAST_LINES:]))
         return EngineExit(returncode, reason, tuple(lines))
 

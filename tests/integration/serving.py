@@ -134,6 +134,12 @@ def ranks_of(url: str) -> dict[int, dict[str, Any]]:
     return {rank["rank"]: rank for rank in httpx.get(f"{url}/v1/cluster").json()["ranks"]}
 
 
+def rank_is(url: str, rank: int, engine_id: str) -> bool:
+    """Tell whether this engine sits in a rank's seat and is ready."""
+    row = ranks_of(url).get(rank)
+    return row is not None and (row["engine_id"], row["state"]) == (engine_id, "ready")
+
+
 def chat(url: str, **changes: Any) -> str:
     """Send one chat request; return the answer's finish reason."""
     answer = httpx.post(f"{url}/v1/chat/completions", json=CHAT | changes, timeout=DEADLINE_S)

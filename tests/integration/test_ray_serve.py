@@ -6,7 +6,7 @@ import signal
 import psutil
 import pytest
 
-from tests.integration.serving import chat, deployment, eventually, ranks_of
+from tests.integration.serving import chat, deployment, eventually, rank_is, ranks_of
 
 SIM = ("--engine", "sim", "--data-parallel-size", "2")
 
@@ -21,7 +21,7 @@ def shell_of(pid: int) -> psutil.Process:
 
 
 def test_every_rank_runs_under_an_actor_of_its_own_and_a_lost_actor_is_a_dead_rank() -> None:
-    with deployment(*SIM) as served:
+    with deployment(*SIM, "--max-restarts", "0") as served:
         url = served.wait_ready()
         assert chat(url) == "length"
         shells = {rank: shell_of(row["pid"]) for rank, row in ranks_of(url).items()}
@@ -34,6 +34,25 @@ def test_every_rank_runs_under_an_actor_of_its_own_and_a_lost_actor_is_a_dead_ra
         assert "worker process has died" in dead["reason"]
         eventually(lambda: not core.is_running() or core.status() == psutil.STATUS_ZOMBIE, 10)
         assert [chat(url) for _ in range(4)] == ["length"] * 4
+
+        served.send_signal(signal.SIGTERM)
+        assert served.wait_exit() == 0, served.stderr
+        served.assert_nothing_left()
+
+
+def test_the_seat_of_a_lost_engine_is_filled_in_its_shell_and_that_of_a_lost_shell_in_a_new_one() -> None:
+    with deployment(*SIM) as served:
+        url = served.wait_ready()
+        shell = shell_of(ranks_of(url)[1]["pid"])
+
+        os.kill(ranks_of(url)[1]["pid"], signal.SIGKILL)
+        eventually(lambda: rank_is(url, 1, "1.2"))
+        assert shell_of(ranks_of(url)[1]["pid"]).pid == shell.pid
+
+        shell.kill()
+        eventually(lambda: rank_is(url, 1, "1.3"))
+        assert shell_of(ranks_of(url)[1]["pid"]).pid != shell.pid
+        assert chat(url, data_parallel_rank=1) == "length"
 
         served.send_signal(signal.SIGTERM)
         assert served.wait_exit() == 0, served.stderr

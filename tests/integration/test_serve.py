@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ from tests.integration.serving import (
     chat,
     deployment,
     eventually,
+    rank_is,
     ranks_of,
     run_shoal,
 )
@@ -163,21 +165,35 @@ def test_no_process_outlives_a_killed_supervisor_and_the_next_start_sweeps_its_f
         served.assert_nothing_left()
 
 
-def test_a_dead_rank_is_named_with_its_reason_and_the_others_go_on() -> None:
-    with deployment(*SIM) as served:
+def test_a_rank_without_restarts_left_stays_dead_with_its_reason_and_the_others_go_on() -> None:
+    with deployment(*SIM, "--max-restarts", "0") as served:
         url = served.wait_ready()
         victim = ranks_of(url)[1]
         os.kill(victim["pid"], signal.SIGKILL)
         dead = eventually(lambda: (rank := ranks_of(url).get(1)) and rank["state"] == "dead" and rank)
         assert dead["reason"] == "killed by SIGKILL"
-        assert "rank 1 (engine 1.1) is dead: killed by SIGKILL" in served.stderr
+        assert "rank 1 (engine 1.1) is dead: killed by SIGKILL; it stays so" in served.stderr
         assert [chat(url) for _ in range(4)] == ["length"] * 4
         served.send_signal(signal.SIGTERM)
         assert served.wait_exit() == 0, served.stderr
 
 
-def test_the_death_of_every_rank_ends_the_deployment_with_their_reasons() -> None:
+def test_the_seat_of_a_killed_rank_is_filled_again_and_serves() -> None:
     with deployment(*SIM) as served:
+        url = served.wait_ready()
+        for incarnation in (2, 3):
+            os.kill(ranks_of(url)[1]["pid"], signal.SIGKILL)
+            eventually(partial(rank_is, url, 1, f"1.{incarnation}"))
+        assert "rank 1 (engine 1.1) is dead: killed by SIGKILL; starting it again now (restart 1 of 5" in served.stderr
+        assert "rank 1 (engine 1.2) is dead: killed by SIGKILL; starting it again in 1 s (restart 2" in served.stderr
+        assert {chat(url, data_parallel_rank=1) for _ in range(4)} == {"length"}
+        served.send_signal(signal.SIGTERM)
+        assert served.wait_exit() == 0, served.stderr
+        served.assert_nothing_left()
+
+
+def test_the_death_of_every_rank_ends_the_deployment_with_their_reasons() -> None:
+    with deployment(*SIM, "--max-restarts", "0") as served:
         url = served.wait_ready()
         for rank in ranks_of(url).values():
             os.kill(rank["pid"], signal.SIGKILL)

@@ -13,6 +13,7 @@ from engine.wire.ids import EngineId
 from engine.wire.messages import LOAD_TOPIC, EngineReport, LoadSnapshot, SupervisorReport
 from engine.wire.sockets import bind, ipc_endpoint, make_socket
 from orchestrator.group_line import GroupLine
+from orchestrator.restarts import RestartRule
 from orchestrator.seats import SeatTable
 from tests.contract.deployment import eventually
 from tests.unit.orchestrator.reports import report
@@ -30,7 +31,8 @@ class Coordinator:
     received: list[EngineReport] = field(default_factory=list)
 
     def line(self) -> GroupLine:
-        return GroupLine(*self.endpoints, SeatTable([EngineId(0, 1)]).to_report, self.received.append)
+        table = SeatTable([EngineId(0, 1)], RestartRule(max_in_row=0))
+        return GroupLine(*self.endpoints, table.to_report, self.received.append)
 
     def next_report(self) -> SupervisorReport:
         assert self.reports.poll(DEADLINE_MS)
@@ -80,6 +82,8 @@ async def test_engine_reports_of_a_snapshot_are_handed_on_and_other_bytes_droppe
         coordinator.state.send_multipart(frames)
     await eventually(lambda: coordinator.received)
     assert coordinator.received == [sent]
-    line.stop_listening()
+    for wanted in (False, False, True):
+        line.listen(wanted)
     assert coordinator.next_subscription() == b"\x00" + LOAD_TOPIC
+    assert coordinator.next_subscription() == b"\x01" + LOAD_TOPIC
     line.close()

@@ -16,6 +16,7 @@ from orchestrator import status
 from orchestrator.banner import print_banner
 from orchestrator.launch.host import EngineExit
 from orchestrator.progress import BarProgress, LineProgress, start_progress
+from orchestrator.restarts import RestartRule
 from orchestrator.seats import SeatTable
 from tests.unit.orchestrator.reports import report
 
@@ -38,23 +39,23 @@ RANK = {
 
 def test_lines_name_each_new_activity_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    table, progress = SeatTable([E0]), LineProgress()
+    table, progress = SeatTable([E0], RestartRule(max_in_row=0)), LineProgress()
     for seq, percent in enumerate((0.1, 0.2), start=1):
-        table.on_report(report(E0, seq, EnginePhase.LOADING, detail="weights", progress=percent))
+        table.on_report(report(E0, seq, EnginePhase.LOADING, detail="weights", progress=percent), 0.0)
         progress.show(next(iter(table)))
-    table.on_report(report(E0, 3, node="n", device="cpu", pid=7))
+    table.on_report(report(E0, 3, node="n", device="cpu", pid=7), 0.0)
     progress.show(next(iter(table)))
     assert caplog.messages == ["rank 0: loading: weights", "rank 0: ready on cpu of n (pid 7)"]
 
 
 def test_bars_follow_the_reports() -> None:
-    table = SeatTable([E0])
+    table = SeatTable([E0], RestartRule(max_in_row=0))
     with Progress(console=Console(file=io.StringIO())) as bars:
         progress = BarProgress(bars, 1)
-        table.on_report(report(E0, 1, EnginePhase.LOADING, detail="weights", progress=0.25))
+        table.on_report(report(E0, 1, EnginePhase.LOADING, detail="weights", progress=0.25), 0.0)
         progress.show(next(iter(table)))
         assert bars.tasks[0].completed == 0.25
-        table.on_report(report(E0, 2))
+        table.on_report(report(E0, 2), 0.0)
         progress.show(next(iter(table)))
         assert bars.tasks[0].completed == 1.0
 
@@ -65,8 +66,9 @@ def test_without_a_terminal_there_are_lines() -> None:
 
 
 def test_a_dead_rank_shows_its_reason() -> None:
-    table = SeatTable([E0])
-    assert table.on_exit(E0, EngineExit(1, "exit status 1: no weights")).activity == "dead: exit status 1: no weights"
+    table = SeatTable([E0], RestartRule(max_in_row=0))
+    seat = table.on_exit(E0, EngineExit(1, "exit status 1: no weights"), 0.0)
+    assert seat.activity == "dead: exit status 1: no weights"
 
 
 def test_the_banner_holds_an_example_that_is_valid_json_on_a_line_of_its_own() -> None:

@@ -3,24 +3,26 @@
 from engine.wire.ids import EngineId
 from engine.wire.messages import EnginePhase, SeatState
 from orchestrator.launch.host import EngineExit
+from orchestrator.restarts import RestartRule
 from orchestrator.seats import SeatTable
 from tests.unit.orchestrator.reports import report
 
 E0, E1 = EngineId(0, 1), EngineId(1, 1)
 GONE = EngineExit(-9, "killed by SIGKILL", ("last words",))
+RULE = RestartRule(max_in_row=2)
 
 
 def test_a_seat_goes_from_starting_to_alive_to_leaving_to_dead() -> None:
-    table = SeatTable([E0])
+    table = SeatTable([E0], RULE)
     (seat,) = table
     states = [seat.state]
-    table.on_report(report(E0, 1, EnginePhase.LOADING))
+    table.on_report(report(E0, 1, EnginePhase.LOADING), 0.0)
     states.append(seat.state)
-    table.on_report(report(E0, 2))
+    table.on_report(report(E0, 2), 0.0)
     states.append(seat.state)
     table.dismiss()
     states.append(seat.state)
-    table.on_exit(E0, GONE)
+    table.on_exit(E0, GONE, 0.0)
     states.append(seat.state)
     assert states == [
         SeatState.STARTING,
@@ -32,17 +34,17 @@ def test_a_seat_goes_from_starting_to_alive_to_leaving_to_dead() -> None:
 
 
 def test_stale_reports_and_those_of_strangers_are_dropped() -> None:
-    table = SeatTable([E0])
-    assert table.on_report(report(E0, 2)) is not None
-    assert table.on_report(report(E0, 2, EnginePhase.LOADING)) is None
-    assert table.on_report(report(EngineId(0, 2), 9)) is None
+    table = SeatTable([E0], RULE)
+    assert table.on_report(report(E0, 2), 0.0) is not None
+    assert table.on_report(report(E0, 2, EnginePhase.LOADING), 0.0) is None
+    assert table.on_report(report(EngineId(0, 2), 9), 0.0) is None
     assert table.all_ready
 
 
 def test_what_is_published_names_every_seat_the_dead_with_their_reason() -> None:
-    table = SeatTable([E0, E1])
-    table.on_report(report(E0, 1, node="n"))
-    table.on_exit(E1, GONE)
+    table = SeatTable([E0, E1], RULE)
+    table.on_report(report(E0, 1, node="n"), 0.0)
+    table.on_exit(E1, GONE, 0.0)
     table.dismiss()
     published = table.to_report(5)
     assert published.report_seq == 5
@@ -54,12 +56,52 @@ def test_what_is_published_names_every_seat_the_dead_with_their_reason() -> None
 
 
 def test_ranks_that_are_not_ready_are_described_with_phase_and_progress() -> None:
-    table = SeatTable([E0, E1, EngineId(2, 1), EngineId(3, 1)])
-    table.on_report(report(E0, 1))
-    table.on_report(report(E1, 1, EnginePhase.LOADING, detail="weights", progress=0.4, node="n", pid=7))
-    table.on_exit(EngineId(3, 1), GONE)
+    table = SeatTable([E0, E1, EngineId(2, 1), EngineId(3, 1)], RULE)
+    table.on_report(report(E0, 1), 0.0)
+    table.on_report(report(E1, 1, EnginePhase.LOADING, detail="weights", progress=0.4, node="n", pid=7), 0.0)
+    table.on_exit(EngineId(3, 1), GONE, 0.0)
     assert table.describe_unready() == (
         "rank 1: loading: weights, 40%, pid 7 on n; rank 2: starting; rank 3: dead: killed by SIGKILL"
     )
     assert not table.all_ready
-    assert not table.all_dead
+    assert not table.all_lost
+
+
+def test_an_engine_that_ends_during_the_start_has_no_successor() -> None:
+    table = SeatTable([E0], RULE)
+    assert table.on_exit(E0, GONE, 0.0).refill_in_s is None
+    assert table.all_lost
+
+
+def test_a_seat_is_filled_with_the_next_incarnation_and_keeps_what_happened_in_it() -> None:
+    table = SeatTable([E0, E1], RULE)
+    table.refills = True
+    table.on_report(report(E0, 7), 0.0)
+    assert table.on_exit(E0, GONE, 1.0).refill_in_s == 0.0
+    assert not table.all_lost
+    seat = table.refill(0)
+    assert (seat.engine_id, seat.state) == (EngineId(0, 2), SeatState.STARTING)
+    assert table.on_report(report(E0, 8), 1.0) is None
+    assert table.on_report(report(EngineId(0, 2), 1), 1.0) is seat
+    wire = table.to_report(1).seats[0]
+    assert (wire.state, wire.reason) == (SeatState.ALIVE, "")
+    assert (wire.ends, wire.last_reason) == ({"signal": 1}, "killed by SIGKILL")
+
+
+def test_a_seat_whose_restarts_are_used_up_is_lost_and_the_others_are_not() -> None:
+    table = SeatTable([E0, E1], RULE)
+    table.refills = True
+    pauses = []
+    for incarnation in (1, 2, 3):
+        pauses.append(table.on_exit(EngineId(0, incarnation), GONE, 1.0).refill_in_s)
+        if pauses[-1] is not None:
+            table.refill(0)
+    assert pauses == [0.0, 1.0, None]
+    assert [seat.is_lost for seat in table] == [True, False]
+    assert not table.all_lost
+    assert table.to_report(1).seats[0].ends == {"signal": 3}
+
+
+def test_the_kind_of_an_end_is_one_of_a_few_words() -> None:
+    ends = [EngineExit(1, "x"), EngineExit(-11, "x"), EngineExit(None, "x"), EngineExit(-9, "x", was_hung=True)]
+    assert [str(end.kind) for end in ends] == ["exit", "signal", "lost", "hung"]

@@ -1,0 +1,108 @@
+"""Seats are filled again: the real group on a host whose engines end when the test says so."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from engine.config import EngineConfig, EngineKind, EngineSpec
+from engine.wire.errors import StartupError
+from engine.wire.ids import EngineId
+from orchestrator.engine_group import EngineGroup
+from orchestrator.launch.host import EngineExit, EngineHandle, Site
+from orchestrator.progress import LineProgress
+from orchestrator.restarts import RestartRule
+from orchestrator.seats import SeatStatus
+from tests.contract.deployment import eventually
+
+RULE = RestartRule(max_in_row=2, first_pause_s=0.0)
+GONE = EngineExit(-9, "killed by SIGKILL")
+
+
+@dataclass
+class PuppetHost:
+    """An ``EngineHost`` without processes. refusals: errors that the next starts end with."""
+
+    handles: dict[EngineId, EngineHandle] = field(default_factory=dict)
+    killed: list[EngineId] = field(default_factory=list)
+    refusals: list[Exception] = field(default_factory=list)
+    num_starts: int = 0
+
+    async def open(self, num_ranks: int, device: str) -> Site:
+        return Site(device, None)
+
+    async def start(self, spec: EngineSpec) -> EngineHandle:
+        self.num_starts += 1
+        if self.refusals:
+            raise self.refusals.pop(0)
+        handle = EngineHandle(spec.engine_id, asyncio.get_running_loop().create_future())
+        self.handles[spec.engine_id] = handle
+        return handle
+
+    def kill(self, engine_id: EngineId) -> None:
+        self.killed.append(engine_id)
+        self.end(engine_id)
+
+    def end(self, engine_id: EngineId, end: EngineExit = GONE) -> None:
+        self.handles[engine_id].exited.set_result(end)
+
+    async def stop(self, _hurry: Any) -> list[str]:
+        return []
+
+
+def make_spec(engine_id: EngineId) -> EngineSpec:
+    return EngineSpec(
+        engine_id=engine_id,
+        engine=EngineConfig(kind=EngineKind.SIM),
+        report_endpoint="",
+        state_endpoint="",
+        build_id="",
+        config_hash="",
+    )
+
+
+async def started(
+    host: PuppetHost, on_death: Callable[[SeatStatus], None], num_ranks: int = 1, rule: RestartRule = RULE
+) -> EngineGroup:
+    group = EngineGroup(num_ranks, rule, host, LineProgress(), on_death)
+    await group.start(make_spec)
+    group.keep_filled()
+    return group
+
+
+async def test_an_engine_that_ends_gets_a_successor_until_the_restarts_are_used_up() -> None:
+    host, deaths = PuppetHost(), list[tuple[EngineId, float | None]]()
+    group = await started(host, lambda seat: deaths.append((seat.engine_id, seat.refill_in_s)))
+    for incarnation in (1, 2, 3):
+        engine_id = EngineId(0, incarnation)
+        await eventually(partial(host.handles.get, engine_id))
+        host.end(engine_id)
+    await eventually(lambda: len(deaths) == 3)
+    assert deaths == [(EngineId(0, 1), 0.0), (EngineId(0, 2), 0.0), (EngineId(0, 3), None)]
+    assert group.seats.all_lost
+    assert await group.stop(asyncio.get_running_loop().create_future()) == []
+    assert host.num_starts == 3
+
+
+async def test_a_seat_that_cannot_be_filled_is_tried_again_and_says_why() -> None:
+    host, reasons = PuppetHost(), list[str]()
+    group = await started(host, lambda seat: reasons.append(seat.end_reason))
+    host.refusals = [StartupError("no place")]
+    host.end(EngineId(0, 1))
+    await eventually(lambda: EngineId(0, 3) in host.handles)
+    assert reasons == ["killed by SIGKILL", "could not be started: no place"]
+    await group.stop(asyncio.get_running_loop().create_future())
+
+
+async def test_a_stop_ends_a_pause_before_a_restart_and_starts_nothing_more() -> None:
+    host, deaths = PuppetHost(), list[SeatStatus]()
+    group = await started(host, deaths.append, num_ranks=2, rule=RestartRule(max_in_row=2, first_pause_s=3600.0))
+    host.end(EngineId(0, 1))
+    await eventually(lambda: EngineId(0, 2) in host.handles)
+    host.end(EngineId(0, 2))
+    await eventually(lambda: len(deaths) == 2)
+    assert await group.stop(asyncio.get_running_loop().create_future()) == ["rank 1 was killed"]
+    assert host.num_starts == 3
+    assert host.killed == [EngineId(1, 1)]
+    assert len(deaths) == 2
