@@ -1,5 +1,7 @@
 """Outputs that wait for one client, one entry per sequence however many steps they come from."""
 
+from copy import copy
+
 from engine.wire.logprobs import Logprobs
 from engine.wire.messages import EngineCoreOutput
 
@@ -50,20 +52,9 @@ class Backlog:
 
 
 def _copy(output: EngineCoreOutput) -> EngineCoreOutput:
-    return EngineCoreOutput(
-        output.request_id,
-        output.sample_index,
-        output.attempt,
-        output.first_position,
-        output.new_token_ids.copy(),
-        output.finish_reason,
-        output.stop_token_id,
-        output.error,
-        output.queue_time_s,
-        output.num_cached_tokens,
-        output.logprobs,
-        output.prompt_logprobs,
-    )
+    copied = copy(output)
+    copied.new_token_ids = output.new_token_ids.copy()
+    return copied
 
 
 def _absorb(waiting: EngineCoreOutput, later: EngineCoreOutput) -> None:
@@ -72,6 +63,7 @@ def _absorb(waiting: EngineCoreOutput, later: EngineCoreOutput) -> None:
     waiting.finish_reason = later.finish_reason
     waiting.stop_token_id = later.stop_token_id
     waiting.error = later.error
+    waiting.error_kind = later.error_kind
     if waiting.queue_time_s is None:
         waiting.queue_time_s = later.queue_time_s
     waiting.num_cached_tokens = waiting.num_cached_tokens or later.num_cached_tokens

@@ -8,8 +8,10 @@ import torch
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 
+from engine.runner.fault import Fault
 from engine.runner.grammar_compiler import Compilation, GrammarCompiler
 from engine.scheduler.plan import SequenceState
+from engine.wire.messages import ErrorKind
 
 _MAX_REASON = 300
 
@@ -36,10 +38,10 @@ class Grammars:
             if grammar is not None and sequence not in self._progress:
                 self._progress[sequence] = _Progress(self._compiler.compile(grammar))
 
-    def apply(self, scores: torch.Tensor, sequences: Sequence[SequenceState]) -> dict[int, str]:
+    def apply(self, scores: torch.Tensor, sequences: Sequence[SequenceState]) -> dict[int, Fault]:
         """Forbid in float32 ``scores`` [num_sequences, vocabulary], in place, what grammars do not allow.
 
-        Returns the rows whose grammar cannot go on, with one sentence each.
+        Returns the rows whose grammar cannot go on, and why.
         """
         asked = [(row, sequence) for row, sequence in enumerate(sequences) if sequence.sampling.grammar is not None]
         if not asked:
@@ -89,11 +91,11 @@ def _forbid(scores: torch.Tensor, rows: list[int], forbidden: torch.Tensor) -> N
     scores[index] = scores[index].masked_fill_(forbidden, -torch.inf)
 
 
-def _fault(matcher: LLMatcher | None) -> str | None:
+def _fault(matcher: LLMatcher | None) -> Fault | None:
     """Return why a sequence cannot go on; what llguidance adds about its state is left out."""
     if matcher is None:
-        return "response_format: the grammar takes too long to compile"
+        return Fault("response_format: the grammar takes too long to compile", ErrorKind.REQUEST)
     if not matcher.is_error():
         return None
     reason = " ".join(matcher.get_error().split("\n<state>")[0].split())[:_MAX_REASON]
-    return f"response_format: the grammar cannot be matched: {reason}"
+    return Fault(f"response_format: the grammar cannot be matched: {reason}", ErrorKind.REQUEST)

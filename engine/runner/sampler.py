@@ -9,20 +9,25 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from engine.runner.draw import draw
+from engine.runner.fault import Fault
 from engine.runner.grammar import Grammars
 from engine.runner.logprobs import PromptScores, RawScores
 from engine.runner.philox import uniforms
 from engine.runner.rules import TokenRules
 from engine.scheduler.plan import Sample, SequenceState, StepPlan
 from engine.wire.logprobs import Logprobs
+from engine.wire.messages import ErrorKind
 
 _GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy; dividing by them would overflow."""
 
 _NO_FAULT = 0
 _FAULTS = {
-    1: "the model produced no valid probabilities for this sequence (not a number)",
-    2: "no token is left to choose: response_format, allowed_token_ids, bad_words and min_tokens together forbid all",
+    1: Fault("the model produced no valid probabilities for this sequence (not a number)", ErrorKind.ENGINE),
+    2: Fault(
+        "no token is left to choose: response_format, allowed_token_ids, bad_words and min_tokens together forbid all",
+        ErrorKind.REQUEST,
+    ),
 }
 
 
@@ -66,11 +71,11 @@ class Sampler:
         self,
         sequences: Sequence[SequenceState],
         token_ids: list[int],
-        faults: Mapping[int, str],
+        faults: Mapping[int, Fault],
         logprobs: Mapping[int, Logprobs],
     ) -> list[Sample]:
         return [
-            Sample(0, faults[row])
+            Sample(0, faults[row].reason, error_kind=faults[row].kind)
             if row in faults
             else Sample(token_id, None, logprobs.get(row), self._prompts.take(sequence))
             for row, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True))

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from engine.wire.ids import ClientId
 from engine.wire.logprobs import Logprobs
+from engine.wire.messages import ErrorKind
 from engine.wire.sampling import SamplingParams
 
 SequenceKey = tuple[int, int]
@@ -101,10 +102,11 @@ class Sample:
     """What the runner found for one chunk that samples.
 
     token_id: the new token; meaningless when ``error`` is set. error: one sentence when this sequence alone failed.
-    logprobs, prompt_logprobs: what goes out with the token, when asked for.
+    error_kind: whose fault that is. logprobs, prompt_logprobs: what goes out with the token, when asked for.
     """
 
     token_id: int
     error: str | None = None
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
+    error_kind: ErrorKind = ErrorKind.ENGINE

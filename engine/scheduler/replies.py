@@ -3,7 +3,7 @@
 from engine.scheduler.plan import Sample, SequenceState
 from engine.wire.ids import ClientId
 from engine.wire.logprobs import Logprobs
-from engine.wire.messages import EngineCoreOutput, FinishReason
+from engine.wire.messages import EngineCoreOutput, ErrorKind, FinishReason
 
 
 class Replies:
@@ -38,12 +38,14 @@ class Replies:
         *,
         stop_token_id: int | None = None,
         error: str | None = None,
+        error_kind: ErrorKind = ErrorKind.ENGINE,
         prompt_logprobs: Logprobs | None = None,
     ) -> None:
         """Tell the end of a sequence without a new token."""
         output = _output(sequence, sequence.num_output_tokens, [], finish_reason)
         output.stop_token_id = stop_token_id
         output.error = error
+        output.error_kind = error_kind
         output.prompt_logprobs = prompt_logprobs
         self._add(sequence, output)
 

@@ -13,7 +13,7 @@ from engine.scheduler.replies import Replies
 from engine.scheduler.roster import Roster
 from engine.wire.ids import ClientId
 from engine.wire.logprobs import Logprobs
-from engine.wire.messages import EngineCoreOutput, FinishReason, Load
+from engine.wire.messages import EngineCoreOutput, ErrorKind, FinishReason, Load
 
 
 class Scheduler:
@@ -68,8 +68,8 @@ class Scheduler:
         self._roster.arrive(sequence)
 
     def refuse(self, sequence: SequenceState, error: str) -> None:
-        """End a sequence that was never added, with one sentence for the user."""
-        self._replies.end(sequence, FinishReason.ERROR, error=error)
+        """End a sequence that was never added, with one sentence for the user, whose fault it is."""
+        self._replies.end(sequence, FinishReason.ERROR, error=error, error_kind=ErrorKind.REQUEST)
 
     def abort(self, key: SequenceKey, attempt: int) -> None:
         """End a sequence with ABORT; an unknown one, or another attempt of it, is left alone."""
@@ -163,7 +163,8 @@ class Scheduler:
         if sample is not None and sample.error is not None:
             # What it wrote may be the very fault; nobody else shall find it.
             self._pool.forget(sequence.block_table)
-            self._finish(sequence, FinishReason.ERROR, error=sample.error)
+            self._replies.end(sequence, FinishReason.ERROR, error=sample.error, error_kind=sample.error_kind)
+            self._leave(sequence)
             return
         self._cache.commit(sequence, chunk.start, end)
         if sample is not None:
@@ -203,10 +204,9 @@ class Scheduler:
         reason: FinishReason,
         *,
         stop_token_id: int | None = None,
-        error: str | None = None,
         prompt_logprobs: Logprobs | None = None,
     ) -> None:
-        self._replies.end(sequence, reason, stop_token_id=stop_token_id, error=error, prompt_logprobs=prompt_logprobs)
+        self._replies.end(sequence, reason, stop_token_id=stop_token_id, prompt_logprobs=prompt_logprobs)
         self._leave(sequence)
 
     def _leave(self, sequence: SequenceState) -> None:

@@ -116,12 +116,22 @@ class FinishReason(IntEnum):
     REROUTE = 4
 
 
+class ErrorKind(IntEnum):
+    """Whose fault the end of a sequence with ERROR is.
+
+    ENGINE: something broke; the same request may do elsewhere. REQUEST: it cannot be served as it was asked, wherever.
+    """
+
+    ENGINE = 0
+    REQUEST = 1
+
+
 class EngineCoreOutput(Struct, array_like=True, gc=False):
     """New tokens of one sequence, or its end.
 
     first_position: number of output tokens of the sequence before ``new_token_ids`` (over all attempts).
     stop_token_id: the stop or end-of-sequence token that ended it, else None; it is not in ``new_token_ids``.
-    error: one sentence for the user when ``finish_reason`` is ERROR.
+    error, error_kind: one sentence for the user when ``finish_reason`` is ERROR, and whose fault it is.
     queue_time_s: with the first tokens of an attempt, time from receipt to first being scheduled; else None.
     num_cached_tokens: with the first tokens of an attempt, prompt tokens served from the prefix cache.
     logprobs: of ``new_token_ids``, when asked for.
@@ -140,6 +150,7 @@ class EngineCoreOutput(Struct, array_like=True, gc=False):
     num_cached_tokens: int = 0
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
+    error_kind: ErrorKind = ErrorKind.ENGINE
 
 
 class UtilityOutput(Struct, array_like=True):

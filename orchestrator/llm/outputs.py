@@ -7,8 +7,8 @@ read once per batch, each stream is told once per batch, counters are raised onc
 import logging
 from collections import defaultdict
 
-from engine.wire.errors import EngineError, ShoalError
-from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from engine.wire.errors import EngineError, InvalidRequestError, ShoalError
+from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, ErrorKind, FinishReason
 from metrics.stats import ServingStats
 from orchestrator.llm.stream import Choice, RequestStream
 
@@ -18,6 +18,7 @@ SequenceName = tuple[int, int]
 """(request_id, sample_index), as the engines know a choice."""
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
+_ERRORS = {ErrorKind.ENGINE: EngineError, ErrorKind.REQUEST: InvalidRequestError}
 
 
 class OutputProcessor:
@@ -146,7 +147,8 @@ class OutputProcessor:
                 stream.add_text(choice, text)
         elif output.finish_reason is FinishReason.ERROR:
             del self._open[choice.key]
-            orphans += self.fail(stream, EngineError(output.error or "the engine failed this request"), now)
+            error = _ERRORS[output.error_kind](output.error or "the engine failed this request")
+            orphans += self.fail(stream, error, now)
             self._observe_end(choice, stream, "error", now)
         elif output.finish_reason is not FinishReason.REROUTE:  # the client picks another engine for that one
             self._finish_from_engine(choice, stream, text, _REASONS[output.finish_reason], now)

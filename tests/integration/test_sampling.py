@@ -302,22 +302,31 @@ def test_what_cannot_be_is_refused_by_name(http: httpx.Client, fields: dict[str,
 def test_odd_requests_fail_alone_while_others_run_and_the_engine_lives(http: httpx.Client) -> None:
     expected = text_of(http, max_tokens=40, temperature=0, allowed_token_ids=encode("abcdef"))
     pid = http.get("/v1/cluster").json()["ranks"][0]["pid"]
-    odd: list[tuple[dict[str, Any], str]] = [
-        ({"prompt": f"before {POISON} after"}, "not a number"),
-        ({"guided_regex": r"[^\s\S]"}, "response_format"),
-        ({"allowed_token_ids": encode("a"), "bad_words": ["a"]}, "allowed_token_ids"),
+    odd: list[tuple[dict[str, Any], int, str]] = [
+        ({"prompt": f"before {POISON} after"}, httpx.codes.INTERNAL_SERVER_ERROR, "not a number"),
+        ({"guided_regex": r"[^\s\S]"}, httpx.codes.BAD_REQUEST, "response_format"),
+        ({"allowed_token_ids": encode("a"), "bad_words": ["a"]}, httpx.codes.BAD_REQUEST, "allowed_token_ids"),
     ]
     with ThreadPoolExecutor(8) as threads:
-        asked = [threads.submit(complete, http, **fields) for fields, _ in odd * 2]
+        asked = [threads.submit(complete, http, **fields) for fields, _, _ in odd * 2]
         good = [
             threads.submit(text_of, http, max_tokens=40, temperature=0, allowed_token_ids=encode("abcdef"))
             for _ in range(4)
         ]
         answers = [future.result() for future in asked]
         assert [future.result() for future in good] == [expected] * 4
-    for answer, (_, hint) in zip(answers, odd * 2, strict=True):
-        assert answer.status_code == httpx.codes.INTERNAL_SERVER_ERROR
+    for answer, (_, status, hint) in zip(answers, odd * 2, strict=True):
+        assert answer.status_code == status
         assert hint in answer.json()["error"]["message"]
     (rank,) = http.get("/v1/cluster").json()["ranks"]
     assert rank["pid"] == pid
     assert text_of(http, max_tokens=40, temperature=0, allowed_token_ids=encode("abcdef")) == expected
+
+
+def test_a_grammar_that_comes_to_nothing_within_a_stream_is_told_as_the_callers_fault(http: httpx.Client) -> None:
+    fields = {"guided_regex": "[a-c]{3}x", "bad_words": ["x"], "stream": True, "temperature": 0, "max_tokens": 9}
+    lines = [line.removeprefix("data: ") for line in complete(http, **fields).text.splitlines() if line]
+    first, *_, last, done = lines
+    assert json.loads(first)["choices"][0]["text"] in set("abc")
+    assert (json.loads(last)["error"]["type"], done) == ("invalid_request_error", "[DONE]")
+    assert "response_format" in json.loads(last)["error"]["message"]

@@ -7,7 +7,7 @@ from engine.config import SchedulerConfig
 from engine.core.native import NativeCore
 from engine.core.protocol import RunnerLimits
 from engine.scheduler.plan import Sample, StepPlan
-from engine.wire.messages import AddRequest, EngineCoreOutput, FinishReason
+from engine.wire.messages import AddRequest, EngineCoreOutput, ErrorKind, FinishReason
 from tests.unit.engine.builders import CLIENT, make_limits, make_request
 
 
@@ -79,6 +79,7 @@ def test_an_impossible_request_ends_alone_with_the_limit_it_breaks(request_: Add
     outputs = {output.request_id: output for output in step(core)}
     assert outputs[1].finish_reason is FinishReason.ERROR
     assert words in (outputs[1].error or "")
+    assert outputs[1].error_kind is ErrorKind.REQUEST
     assert outputs[2].new_token_ids == [50]
     assert runner.num_runs == 1
 

@@ -1,7 +1,7 @@
 from engine.proc.backlog import Backlog
 from engine.proc.outbox import Outbox
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import EngineCoreOutput, FinishReason, UtilityOutput
+from engine.wire.messages import EngineCoreOutput, ErrorKind, FinishReason, UtilityOutput
 
 ENGINE = EngineId(0, 1)
 CLIENT = ClientId(0, 1)
@@ -79,6 +79,12 @@ def test_merging_keeps_the_first_facts_and_the_end() -> None:
     (merged,) = join([first], [last])
     assert (merged.queue_time_s, merged.num_cached_tokens) == (0.5, 16)
     assert (merged.new_token_ids, merged.finish_reason, merged.stop_token_id) == ([5], FinishReason.STOP, 2)
+
+
+def test_merging_keeps_whose_fault_an_end_is() -> None:
+    last = EngineCoreOutput(1, 0, 0, 1, [], FinishReason.ERROR, error="odd", error_kind=ErrorKind.REQUEST)
+    for merged in (join([output(1, 0, [5])], [last]), join([output(2, 0, [5])], [last])[1:]):
+        assert [(o.error, o.error_kind) for o in merged] == [("odd", ErrorKind.REQUEST)]
 
 
 def test_attempts_are_never_merged() -> None:

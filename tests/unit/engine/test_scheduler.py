@@ -4,7 +4,7 @@ import pytest
 
 from engine.scheduler.plan import Sample, StepPlan
 from engine.wire.logprobs import Logprobs
-from engine.wire.messages import EngineCoreOutput, FinishReason
+from engine.wire.messages import EngineCoreOutput, ErrorKind, FinishReason
 from tests.unit.engine.builders import (
     CLIENT,
     EOS,
@@ -176,8 +176,10 @@ def test_an_error_of_one_sample_ends_that_sequence_alone() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_sequence(1))
     scheduler.add(make_sequence(2))
-    outputs = scheduler.apply(scheduler.plan(), [Sample(0, "no logits"), Sample(50)], 0.0)[CLIENT]
+    odd = Sample(0, "no logits", error_kind=ErrorKind.REQUEST)
+    outputs = scheduler.apply(scheduler.plan(), [odd, Sample(50)], 0.0)[CLIENT]
     assert (outputs[0].finish_reason, outputs[0].error) == (FinishReason.ERROR, "no logits")
+    assert outputs[0].error_kind is ErrorKind.REQUEST
     assert outputs[1].new_token_ids == [50]
     assert scheduler.load().num_running == 1
 

@@ -1,8 +1,8 @@
 import pytest
 
-from engine.wire.errors import EngineDeadError
+from engine.wire.errors import EngineDeadError, EngineError, InvalidRequestError
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, ErrorKind, FinishReason
 from metrics.stats import ServingStats
 from orchestrator.llm.detokenizer import Detokenizer
 from orchestrator.llm.outputs import OutputProcessor
@@ -93,6 +93,16 @@ def test_one_sample_that_stops_leaves_its_siblings_running() -> None:
     assert not stream.finished
     house.feed(say("b", FinishReason.STOP, sample=0))
     assert stream.finished
+
+
+def test_an_error_says_whose_fault_it_is() -> None:
+    for kind, expected in ((ErrorKind.ENGINE, EngineError), (ErrorKind.REQUEST, InvalidRequestError)):
+        house = House()
+        stream = house.open()
+        output = say("", FinishReason.ERROR, error="no")
+        output.error_kind = kind
+        house.feed(output)
+        assert type(stream.error) is expected
 
 
 def test_an_error_ends_the_whole_request_once_and_frees_the_siblings() -> None:

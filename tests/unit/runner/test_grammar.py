@@ -13,6 +13,7 @@ from engine.runner.grammar import Grammars
 from engine.runner.grammar_compiler import GrammarCompiler
 from engine.runner.sampler import Sampler
 from engine.scheduler.plan import SequenceState
+from engine.wire.messages import ErrorKind
 from engine.wire.sampling import SamplingParams
 from tests.unit.runner.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer, decode, encode
 from tests.unit.runner.sampling import params, plan_of, sample, sequence
@@ -98,6 +99,7 @@ def test_output_that_does_not_match_fails_alone(sampler: Sampler) -> None:
     assert wrong.error is not None
     assert "response_format" in wrong.error
     assert "<state>" not in wrong.error
+    assert wrong.error_kind is ErrorKind.REQUEST
     assert right.error is None
 
 
@@ -138,6 +140,7 @@ def test_bans_and_a_grammar_that_together_leave_nothing_fail_alone(sampler: Samp
     (none,) = sample(noise(4, 1), [sequence(regex_params("a+", bad_words=((encode("a")[0],),)))], sampler)
     assert none.error is not None
     assert "bad_words" in none.error
+    assert none.error_kind is ErrorKind.REQUEST
 
 
 def test_tokens_the_tokenizer_does_not_know_are_never_drawn(sampler: Sampler) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from engine.runner.filters import Filters
 from engine.runner.sampler import Sampler
+from engine.wire.messages import ErrorKind
 from engine.wire.sampling import SamplingParams
 from tests.unit.runner.sampling import (
     EOS,
@@ -252,6 +253,7 @@ def test_a_row_that_is_not_a_number_fails_alone(fields: dict[str, Any], bad: flo
     samples = sample(rows, [sequence(params(**fields))] * 3)
     assert samples[1].error is not None
     assert "this sequence" in samples[1].error
+    assert samples[1].error_kind is ErrorKind.ENGINE
     assert [samples[0], samples[2]] == [expected[0], expected[2]]
 
 
