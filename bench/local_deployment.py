@@ -47,7 +47,7 @@ class LocalDeployment:
         self._folder = Path(tempfile.mkdtemp(prefix="shoal-"))
         self._log_level = log_level
         engine = EngineConfig(kind=EngineKind.SIM, sim=sim or SimConfig())
-        self._names = {"build_id": build_id(), "config_hash": config_hash(engine)}
+        self._names: dict[str, Any] = {"build_id": build_id(), "config_hash": config_hash(engine)}
         self._lines: dict[str, Any] = {
             "report_endpoint": ipc_endpoint(self._folder, "report"),
             "state_endpoint": ipc_endpoint(self._folder, "state"),

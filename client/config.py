@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from engine.wire.curve import WireSecurity
 from engine.wire.ids import ClientId
 
 
@@ -12,6 +13,8 @@ class ClientConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     request_bind, output_bind: endpoints this client binds; port 0 lets the system choose, and what it chose is
         published.
     build_id, config_hash: an engine that says otherwise is refused.
+    security: keys of lines between hosts; None leaves all four plain.
+    advertise_host: under which engines reach what is bound; None publishes the address that was bound.
     """
 
     client_id: ClientId
@@ -21,3 +24,5 @@ class ClientConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     output_bind: str
     build_id: str
     config_hash: str
+    security: WireSecurity | None = None
+    advertise_host: str | None = None

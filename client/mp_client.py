@@ -76,6 +76,7 @@ class MPClient(EngineCoreClient):
             "engines": len(self._lines),
             "unapplied_messages": sum(line.num_unapplied for line in self._lines.values()),
             "utility_calls": len(self._utility_calls),
+            "refused_peers": self._resources.num_refused_peers,
         }
         return {**self._drops.counts, **self._counts, **held}
 

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import zmq
 
 from client.config import ClientConfig
+from engine.wire.curve import Doorkeeper
 from engine.wire.messages import GROUP_TOPIC, LOAD_TOPIC
-from engine.wire.sockets import AsyncReceiver, Frames, bind, connect, make_socket
+from engine.wire.sockets import AsyncReceiver, Frames, advertised, bind, connect, make_socket
 
 _REPORT_HIGH_WATER_MARK = 16  # whole reports: older ones than these say nothing to a coordinator that comes back
 _LEAVE_LINGER_MS = 100
@@ -30,6 +32,7 @@ class ClientResources:
 
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._door: Doorkeeper | None = None
         self._receivers: list[AsyncReceiver] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread_id = 0
@@ -44,14 +47,21 @@ class ClientResources:
             AddressError: an endpoint cannot be bound or connected.
         """
         self._context = zmq.Context()
-        self.router = make_socket(self._context, zmq.ROUTER)
-        self.request_endpoint = bind(self.router, config.request_bind)
-        self.outputs = make_socket(self._context, zmq.PULL)
-        self.output_endpoint = bind(self.outputs, config.output_bind)
-        self.reports = make_socket(self._context, zmq.PUSH, high_water_mark=_REPORT_HIGH_WATER_MARK)
+        make = partial(make_socket, self._context, security=config.security)
+        self.router, self.outputs = make(zmq.ROUTER), make(zmq.PULL)
+        if config.security is not None:
+            self._door = Doorkeeper(self._context, config.security, {"requests": self.router, "outputs": self.outputs})
+        self.request_endpoint = advertised(bind(self.router, config.request_bind), config.advertise_host)
+        self.output_endpoint = advertised(bind(self.outputs, config.output_bind), config.advertise_host)
+        self.reports = make(zmq.PUSH, high_water_mark=_REPORT_HIGH_WATER_MARK)
         connect(self.reports, config.report_endpoint)
-        self.states = make_socket(self._context, zmq.XSUB, topics=(GROUP_TOPIC, LOAD_TOPIC))
+        self.states = make(zmq.XSUB, topics=(GROUP_TOPIC, LOAD_TOPIC))
         connect(self.states, config.state_endpoint)
+
+    @property
+    def num_refused_peers(self) -> int:
+        """Return how many handshakes failed for want of the deployment's key."""
+        return self._door.refused.total() if self._door is not None else 0
 
     def receive(self, socket: "zmq.Socket[bytes]", on_message: Callable[[Frames], None]) -> AsyncReceiver:
         """Start to watch a socket on the running loop; ``on_message`` must not hold the client."""

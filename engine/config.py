@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from engine.wire.curve import WireSecurity
 from engine.wire.ids import EngineId
 
 
@@ -90,6 +91,7 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     report_endpoint: the coordinator's PULL. state_endpoint: its XPUB. node: name for people.
     build_id, config_hash: must be the same in the whole deployment.
+    security: keys of lines between hosts, without the servers' secret; None leaves all lines plain.
     """
 
     engine_id: EngineId
@@ -100,3 +102,4 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     config_hash: str
     node: str = ""
     log_level: str = "INFO"
+    security: WireSecurity | None = None

@@ -2,6 +2,8 @@
 
 from msgspec import Struct
 
+from engine.wire.curve import WireSecurity
+
 
 class CoordinatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one coordinator process gets as JSON on standard input.
@@ -11,6 +13,7 @@ class CoordinatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     client_silence_s: a client that has not reported for this long is no longer listed, and engines free its requests.
     settle_s: a successor listens this long before it publishes, so that it never publishes an empty list of clients
         that are merely not heard yet. Five report intervals.
+    security: keys of lines between hosts; None leaves both plain.
     """
 
     generation: int
@@ -19,3 +22,4 @@ class CoordinatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     client_silence_s: float = 10.0
     settle_s: float = 1.0
     log_level: str = "INFO"
+    security: WireSecurity | None = None

@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
 
+_MAX_PORT = 65535
+
 GROUPS = {
     "model": "what is served",
     "engine": "what one rank is and where it runs",
@@ -74,6 +76,17 @@ class ServeConfig(BaseModel):
         None, "cluster", "host:port of a running Ray cluster, or auto; default: start one here"
     )
     advertise_host: str | None = knob(None, "cluster", "address of this host that the other nodes of the cluster reach")
+    interface: str | None = knob(
+        None,
+        "cluster",
+        "address or network interface that lines between hosts bind to; default: what is advertised",
+    )
+    port_range: str | None = knob(
+        None, "cluster", "LOW-HIGH: ports that the lines between hosts bind to; default: any free one"
+    )
+    wire_security: Literal["auto", "none", "curve"] = knob(
+        "auto", "cluster", "encrypt and guard TCP lines with CURVE; auto: when they leave this host"
+    )
     run_dir: Path | None = knob(
         None, "cluster", "where the run's private folder is made; default: the system's temporary one"
     )
@@ -93,6 +106,14 @@ class ServeConfig(BaseModel):
     @classmethod
     def _lower(cls, value: Any) -> Any:
         return value.lower() if isinstance(value, str) else value
+
+    @field_validator("port_range")
+    @classmethod
+    def _is_a_range(cls, value: str | None) -> str | None:
+        low, _, high = (value or "1-1").partition("-")
+        if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high) <= _MAX_PORT):
+            raise ValueError(f"must be LOW-HIGH with 1 <= LOW <= HIGH <= {_MAX_PORT}")
+        return value
 
     @model_validator(mode="after")
     def _model_is_named(self) -> "ServeConfig":

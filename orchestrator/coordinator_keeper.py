@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from engine.wire.errors import ShoalError, StartupError
+from engine.wire.sockets import advertised
 from lb.config import CoordinatorSpec
 from orchestrator.launch.host import EngineExit, LineSink
 from orchestrator.launch.subprocess import ChildProcess, start_child
@@ -28,6 +29,10 @@ class BoundEndpoints(msgspec.Struct, frozen=True):
 
     report_endpoint: str
     state_endpoint: str
+
+    def under(self, host: str | None) -> "BoundEndpoints":
+        """Return both as others reach them: under ``host``, or as they are with None."""
+        return BoundEndpoints(advertised(self.report_endpoint, host), advertised(self.state_endpoint, host))
 
 
 class CoordinatorKeeper:

@@ -1,24 +1,82 @@
-"""Where the lines of a deployment are bound: Unix sockets in the run folder on one host, TCP between hosts."""
+"""Where the lines of a deployment are bound, and who may use them: on one host Unix sockets, between hosts TCP."""
 
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
+import zmq
+
+from engine.wire.curve import WireSecurity, draw_keys
+from engine.wire.errors import StartupError
 from engine.wire.sockets import ipc_endpoint, tcp_endpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Endpoints to bind, all chosen once. report, state: the coordinator's. request, output: the client's."""
+    """Endpoints to bind, all chosen once. report, state: the coordinator's. request, output: the client's.
+
+    advertise_host: under which others reach them; None when what is bound can be reached as it is.
+    leaves_host: they can be reached from other hosts.
+    """
 
     report: str
     state: str
     request: str
     output: str
+    advertise_host: str | None = None
+    leaves_host: bool = False
 
 
-def choose_endpoints(run_dir: Path, address: str | None) -> Endpoints:
-    """Return Unix sockets in ``run_dir``, or free TCP ports of ``address`` when engines may run on other hosts."""
-    if address is None:
-        return Endpoints(*(ipc_endpoint(run_dir, name) for name in ("report", "state", "request", "output")))
-    anywhere = tcp_endpoint(address)
-    return Endpoints(anywhere, anywhere, anywhere, anywhere)
+def choose_endpoints(
+    run_dir: Path, address: str | None, interface: str | None = None, port_range: str | None = None
+) -> Endpoints:
+    """Return Unix sockets in ``run_dir``, or TCP ports when engines may run on other hosts or when it was asked for.
+
+    address: of this host, as the others reach it; None when there are none. interface: address or network interface to
+    bind to instead. port_range: LOW-HIGH; None takes any free port.
+
+    Raises:
+        AddressError: ``run_dir`` is too long for Unix sockets.
+        StartupError: bound to every interface, and no address to be reached at.
+    """
+    bound = interface or address
+    if bound is None:
+        report, state, request, output = (
+            ipc_endpoint(run_dir, name) for name in ("report", "state", "request", "output")
+        )
+        return Endpoints(report, state, request, output)
+    if address is None and _is_unspecified(bound):
+        raise StartupError(f"--interface {bound} says on no host where to reach this one: give --advertise-host")
+    anywhere = tcp_endpoint(bound, port_range or 0)
+    advertise_host = None if interface is None else address
+    return Endpoints(anywhere, anywhere, anywhere, anywhere, advertise_host, leaves_host=not _is_loopback(bound))
+
+
+def choose_security(mode: str, chosen: Endpoints) -> WireSecurity | None:
+    """Return fresh keys when the lines are to speak CURVE. mode: ``none``, ``curve``, or ``auto``: between hosts.
+
+    Unix sockets need none: they are in a folder that only this user may enter.
+
+    Raises:
+        StartupError: this build of ZeroMQ cannot.
+    """
+    is_tcp = chosen.report.startswith("tcp://")
+    if not is_tcp or mode == "none" or (mode == "auto" and not chosen.leaves_host):
+        return None
+    if not zmq.has("curve"):
+        raise StartupError("this ZeroMQ has no CURVE: --wire-security none leaves the lines between hosts plain")
+    return draw_keys()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in ("localhost", "lo")
+
+
+def _is_unspecified(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return host == "*"

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from engine.config import EngineSpec
+from engine.wire.curve import WireSecurity
 from engine.wire.errors import StartupError
 from engine.wire.ids import EngineId
 from engine.wire.messages import EngineReport
@@ -54,10 +55,10 @@ class EngineGroup:
         self._make_spec: MakeSpec | None = None
         self._line: GroupLine | None = None
 
-    def connect(self, endpoints: BoundEndpoints) -> None:
+    def connect(self, endpoints: BoundEndpoints, security: WireSecurity | None) -> None:
         """Open the line to the coordinator and publish the seats from now on."""
         self._line = GroupLine(
-            endpoints.report_endpoint, endpoints.state_endpoint, self.seats.to_report, self._on_report
+            endpoints.report_endpoint, endpoints.state_endpoint, self.seats.to_report, self._on_report, security
         )
         self._line.publish()
 

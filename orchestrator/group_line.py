@@ -8,6 +8,7 @@ from collections.abc import Callable
 import zmq
 
 from engine.wire.codec import encode, state_decoder
+from engine.wire.curve import WireSecurity
 from engine.wire.errors import MalformedMessageError
 from engine.wire.messages import LOAD_TOPIC, EngineReport, LoadSnapshot, SupervisorReport
 from engine.wire.sockets import AsyncReceiver, Frames, connect, make_socket, send_nowait
@@ -29,6 +30,7 @@ class GroupLine:
         state_endpoint: str,
         make_report: Callable[[int], SupervisorReport],
         on_engine_report: Callable[[EngineReport], None],
+        security: WireSecurity | None = None,
     ) -> None:
         self._make_report = make_report
         self._on_engine_report = on_engine_report
@@ -38,8 +40,8 @@ class GroupLine:
         self._timer: asyncio.TimerHandle | None = None
         self._is_listening = True
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._push = make_socket(self._context, zmq.PUSH)
-        self._state = make_socket(self._context, zmq.XSUB, topics=(LOAD_TOPIC,))
+        self._push = make_socket(self._context, zmq.PUSH, security=security)
+        self._state = make_socket(self._context, zmq.XSUB, topics=(LOAD_TOPIC,), security=security)
         connect(self._push, report_endpoint)
         connect(self._state, state_endpoint)
         self._receiver = AsyncReceiver(self._state, self._on_state)

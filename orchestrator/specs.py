@@ -6,6 +6,7 @@ from client.config import ClientConfig
 from engine.config import EngineConfig, EngineSpec
 from engine.model.names import ResolvedModel
 from engine.wire.build import build_id, config_hash
+from engine.wire.curve import WireSecurity
 from engine.wire.ids import ClientId, EngineId
 from orchestrator.api.config import ApiSpec
 from orchestrator.config import ServeConfig
@@ -18,10 +19,14 @@ SIM_MODEL_NAME = "sim"
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """Where the processes of a deployment meet. chosen: endpoints to bind. coordinator: what its sockets got."""
+    """Where the processes of a deployment meet, and the keys they show there.
+
+    chosen: endpoints to bind. coordinator: what its sockets got, as the others reach it. security: None: plain lines.
+    """
 
     chosen: Endpoints
     coordinator: BoundEndpoints
+    security: WireSecurity | None = None
 
 
 def served_model_name(config: ServeConfig, model: ResolvedModel | None) -> str:
@@ -39,6 +44,7 @@ def engine_spec(engine_id: EngineId, engine: EngineConfig, wiring: Wiring, log_l
         build_id=build_id(),
         config_hash=config_hash(engine),
         log_level=log_level,
+        security=wiring.security.for_connecting() if wiring.security is not None else None,
     )
 
 
@@ -59,6 +65,8 @@ def api_spec(
         output_bind=wiring.chosen.output,
         build_id=build_id(),
         config_hash=config_hash(engine),
+        security=wiring.security,
+        advertise_host=wiring.chosen.advertise_host,
     )
     return ApiSpec(
         client=client,

@@ -12,7 +12,7 @@ from lb.config import CoordinatorSpec
 from orchestrator.banner import print_banner
 from orchestrator.config import ServeConfig
 from orchestrator.coordinator_keeper import CoordinatorKeeper
-from orchestrator.endpoints import choose_endpoints
+from orchestrator.endpoints import Endpoints, choose_endpoints, choose_security
 from orchestrator.engine_config import engine_config
 from orchestrator.engine_group import EngineGroup
 from orchestrator.launch.host import EngineExit, EngineHost
@@ -98,7 +98,9 @@ class Supervisor:
         self._say(progress, f"reserving places for {num_ranks} rank(s)")
         site = await self._host.open(num_ranks, "cpu" if model is None else self._config.device)
         engine = engine_config(self._config, model, site.device)
-        wiring = await self._start_coordinator(site.address)
+        wiring = await self._start_coordinator(
+            choose_endpoints(self._premises.run_dir.path, site.address, self._config.interface, self._config.port_range)
+        )
         engines = await self._start_engines(engine, wiring, progress)
         self._say(progress, "preparing the tokenizer and the API process")
         tokenizer_dir = await find_tokenizer(model, pass_on) if model is not None else None
@@ -108,24 +110,25 @@ class Supervisor:
         await api.ready_line()
         await wait_reachable(self._premises.listener.url, num_ranks)
 
-    async def _start_coordinator(self, address: str | None) -> Wiring:
-        chosen = choose_endpoints(self._premises.run_dir.path, address)
+    async def _start_coordinator(self, chosen: Endpoints) -> Wiring:
+        security = choose_security(self._config.wire_security, chosen)
         spec = CoordinatorSpec(
             generation=1,
             report_endpoint=chosen.report,
             state_endpoint=chosen.state,
             log_level=self._config.log_level,
+            security=security,
         )
         coordinator = CoordinatorKeeper(spec, pass_on, self._fail)
         self._stops.append(coordinator.stop)
-        return Wiring(chosen, await coordinator.start())
+        return Wiring(chosen, (await coordinator.start()).under(chosen.advertise_host), security)
 
     async def _start_engines(self, engine: EngineConfig, wiring: Wiring, progress: StartProgress) -> EngineGroup:
         rule = RestartRule(max_in_row=self._config.max_restarts)
         engines = EngineGroup(self._config.data_parallel_size, rule, self._host, progress, self._on_engine_death)
         self._engines = engines
         self._stops.append(engines.stop)
-        engines.connect(wiring.coordinator)
+        engines.connect(wiring.coordinator, wiring.security)
         await engines.start(lambda engine_id: engine_spec(engine_id, engine, wiring, self._config.log_level))
         return engines
 

@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import zmq
 
@@ -16,6 +17,7 @@ from engine.proc.output import OutputThread
 from engine.proc.report_line import ReportLine
 from engine.proc.shared import SharedState
 from engine.wire.codec import encode, line_decoder, state_decoder
+from engine.wire.curve import WireSecurity
 from engine.wire.errors import AddressError, MalformedMessageError
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import GROUP_TOPIC, ClientInfo, EngineReady, GroupState
@@ -51,14 +53,15 @@ class InputThread:
         shared: SharedState,
         output: OutputThread,
         make_report_line: Callable[[], ReportLine],
+        security: WireSecurity | None = None,
     ) -> None:
-        self._context = context
         self._engine_id = engine_id
         self._state_endpoint = state_endpoint
         self._mailbox = mailbox
         self._shared = shared
         self._output = output
         self._make_report_line = make_report_line
+        self._make_socket = partial(make_socket, context, security=security)
         self._group = GroupView(engine_id)
         self._ready: EngineReady | None = None
         self._lines: dict[ClientId, _RequestLine] = {}
@@ -102,7 +105,7 @@ class InputThread:
     def _serve(self) -> None:
         self._poller.register(self._mailbox.fd, zmq.POLLIN)
         self._handlers[self._mailbox.fd] = self._mailbox.run_posted
-        state_socket = make_socket(self._context, zmq.XSUB, topics=[GROUP_TOPIC])
+        state_socket = self._make_socket(zmq.XSUB, topics=[GROUP_TOPIC])
         reports = self._make_report_line()
         try:
             connect(state_socket, self._state_endpoint)
@@ -172,7 +175,7 @@ class InputThread:
 
     def _open_client(self, info: ClientInfo, ready: EngineReady) -> None:
         client_id = info.client_id
-        socket = make_socket(self._context, zmq.DEALER, identity=self._engine_id.to_identity())
+        socket = self._make_socket(zmq.DEALER, identity=self._engine_id.to_identity())
         try:
             connect(socket, info.request_endpoint)
         except AddressError as error:

@@ -13,6 +13,7 @@ from engine.proc.outbox import Outbox
 from engine.proc.patience import Patience, Verdict
 from engine.proc.shared import SharedState
 from engine.wire.codec import encode
+from engine.wire.curve import WireSecurity
 from engine.wire.errors import AddressError
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import EngineCoreOutput, UtilityOutput
@@ -52,10 +53,12 @@ class OutputThread:
         shared: SharedState,
         client_stall_s: float = CLIENT_STALL_S,
         client_dead_s: float = CLIENT_DEAD_S,
+        security: WireSecurity | None = None,
     ) -> None:
         self._context = context
         self._engine_id = engine_id
         self._shared = shared
+        self._security = security
         self._client_stall_s = client_stall_s
         self._client_dead_s = client_dead_s
         self._mailbox = Mailbox()
@@ -127,7 +130,7 @@ class OutputThread:
         return None if wait_s == math.inf else math.ceil(wait_s * 1000)
 
     def _open(self, client_id: ClientId, endpoint: str) -> None:
-        socket = make_socket(self._context, zmq.PUSH, high_water_mark=OUTPUT_HIGH_WATER_MARK)
+        socket = make_socket(self._context, zmq.PUSH, high_water_mark=OUTPUT_HIGH_WATER_MARK, security=self._security)
         try:
             connect(socket, endpoint)
         except AddressError as error:

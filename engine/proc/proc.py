@@ -44,7 +44,7 @@ class EngineCoreProc:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._mailbox = Mailbox()
         self._shared = SharedState(spec.engine_id, spec.node or socket.gethostname(), self._mailbox.wake)
-        self._output = OutputThread(self._context, spec.engine_id, self._shared)
+        self._output = OutputThread(self._context, spec.engine_id, self._shared, security=spec.security)
         self._input = InputThread(
             self._context,
             spec.engine_id,
@@ -52,7 +52,8 @@ class EngineCoreProc:
             self._mailbox,
             self._shared,
             self._output,
-            lambda: ReportLine(self._context, spec.report_endpoint, self._shared, spec.engine.sim.report_delay_s),
+            self._make_report_line,
+            spec.security,
         )
 
     def start(self) -> None:
@@ -172,6 +173,12 @@ class EngineCoreProc:
         self._output.finish(FLUSH_S)
         self._context.destroy()  # also what a thread that failed left open
         self._mailbox.close()
+
+    def _make_report_line(self) -> ReportLine:
+        spec = self._spec
+        return ReportLine(
+            self._context, spec.report_endpoint, self._shared, spec.engine.sim.report_delay_s, spec.security
+        )
 
     def _describe(self, core: EngineCore) -> EngineReady:
         spec = self._spec

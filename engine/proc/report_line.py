@@ -5,6 +5,7 @@ import zmq
 from engine.proc.reports import DelayLine, ReportPacer
 from engine.proc.shared import SharedState
 from engine.wire.codec import encode
+from engine.wire.curve import WireSecurity
 from engine.wire.messages import EnginePhase
 from engine.wire.sockets import connect, make_socket, send_nowait
 
@@ -16,10 +17,15 @@ class ReportLine:
     """Sends whole, numbered reports when they are due. A full pipe drops one: the next says everything again."""
 
     def __init__(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, shared: SharedState, delay_s: float
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        endpoint: str,
+        shared: SharedState,
+        delay_s: float,
+        security: WireSecurity | None = None,
     ) -> None:
         """delay_s: test knob; reports leave this much later, negative sends none after the first ready one."""
-        self._socket = make_socket(context, zmq.PUSH, high_water_mark=_HIGH_WATER_MARK)
+        self._socket = make_socket(context, zmq.PUSH, high_water_mark=_HIGH_WATER_MARK, security=security)
         connect(self._socket, endpoint)
         self._shared = shared
         self._pacer = ReportPacer()

@@ -1,19 +1,21 @@
 """Every ZeroMQ socket of Shoal is born here, with its options set before it binds or connects.
 
 Rules kept in one place: linger 0, bounded high-water marks, bounded message size, ROUTER with MANDATORY and HANDOVER,
-IPv6 brackets, bind port 0 and publish what the system gave.
+IPv6 brackets, bind port 0 and publish what the system gave, CURVE where the line has keys.
 """
 
 import asyncio
 import contextlib
 import ipaddress
 import os
+import socket as system_socket
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 
 import zmq
 
+from engine.wire.curve import WireSecurity, secure_member, secure_server
 from engine.wire.errors import AddressError
 
 Frames = list[bytes]
@@ -21,6 +23,9 @@ Frames = list[bytes]
 HIGH_WATER_MARK = 10_000
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 MAX_IPC_PATH = 100
+
+_BINDING_TYPES = frozenset({zmq.ROUTER, zmq.PULL, zmq.XPUB})
+"""On every line these bind and their counterparts connect."""
 
 _POLLIN = int(zmq.POLLIN)  # a plain int: masking with the enum costs as much as the call
 _LAST = int(zmq.NOBLOCK)
@@ -35,13 +40,23 @@ class SendOutcome(Enum):
     FULL = "pipe full"
 
 
-def tcp_endpoint(host: str, port: int = 0) -> str:
-    """Return ``tcp://host:port``, with an IPv6 host in brackets; port 0 lets the system choose."""
+def tcp_endpoint(host: str, port: int | str = 0) -> str:
+    """Return ``tcp://host:port``, with an IPv6 host in brackets.
+
+    port: 0 lets the system choose; to ``bind``, ``LOW-HIGH`` means the first free one from LOW to HIGH.
+    """
     try:
         bracketed = f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
     except ValueError:
         bracketed = host
     return f"tcp://{bracketed}:{port}"
+
+
+def advertised(endpoint: str, host: str | None) -> str:
+    """Return a bound TCP endpoint as other hosts reach it, under ``host``; others, and with None all, as they are."""
+    if host is None or not endpoint.startswith("tcp://"):
+        return endpoint
+    return tcp_endpoint(host, endpoint.rpartition(":")[2])
 
 
 def ipc_endpoint(folder: Path, name: str) -> str:
@@ -63,10 +78,12 @@ def make_socket(
     identity: bytes | None = None,
     topics: Sequence[bytes] = (),
     high_water_mark: int = HIGH_WATER_MARK,
+    security: WireSecurity | None = None,
 ) -> "zmq.Socket[bytes]":
     """Make a socket with all options of its kind set, not yet bound or connected.
 
-    identity: routing id of a DEALER. topics: subscriptions of an XSUB.
+    identity: routing id of a DEALER. topics: subscriptions of an XSUB. security: keys of a line that speaks CURVE; a
+    process that binds such lines also keeps a ``Doorkeeper``.
     """
     socket = context.socket(socket_type)
     socket.set(zmq.LINGER, 0)
@@ -77,6 +94,8 @@ def make_socket(
     if socket_type == zmq.ROUTER:
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.ROUTER_HANDOVER, 1)
+    if security is not None:
+        (secure_server if socket_type in _BINDING_TYPES else secure_member)(socket, security)
     if identity is not None:
         socket.set(zmq.IDENTITY, identity)
     for topic in topics:
@@ -85,17 +104,31 @@ def make_socket(
 
 
 def bind(socket: "zmq.Socket[bytes]", endpoint: str) -> str:
-    """Bind and return the endpoint the system gave (a real port for port 0).
+    """Bind and return the endpoint the system gave (a real port for port 0 or a range).
 
     Raises:
         AddressError: with the endpoint and the system's reason.
     """
     _allow_ipv6(socket, endpoint)
+    *taken, last = _choices(endpoint)
+    for choice in taken:
+        with contextlib.suppress(zmq.ZMQError):
+            socket.bind(choice)
+            return socket.getsockopt_string(zmq.LAST_ENDPOINT)
     try:
-        socket.bind(endpoint)
+        socket.bind(last)
     except zmq.ZMQError as error:
         raise AddressError(f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}") from error
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def _choices(endpoint: str) -> list[str]:
+    """Return the endpoints to try, one per port of a range ``tcp://host:LOW-HIGH``."""
+    place, _, ports = endpoint.rpartition(":")
+    low, _, high = ports.partition("-")
+    if endpoint.startswith("tcp://") and low.isdecimal() and high.isdecimal():
+        return [f"{place}:{port}" for port in range(int(low), int(high) + 1)]
+    return [endpoint]
 
 
 def connect(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
@@ -112,12 +145,13 @@ def connect(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
 
 
 def _allow_ipv6(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
-    # An IPv4 address must stay one: with IPv6 allowed, ZeroMQ would publish it as [::ffff:a.b.c.d].
+    # An IPv4 address must stay one: with IPv6 allowed, ZeroMQ would publish it as [::ffff:a.b.c.d]. Of a network
+    # interface it would take the link-local address.
     host = endpoint.partition("://")[2].rpartition(":")[0]
     try:
         ipaddress.IPv4Address(host)
     except ValueError:
-        socket.set(zmq.IPV6, 1)
+        socket.set(zmq.IPV6, int(host not in {name for _, name in system_socket.if_nameindex()}))
     else:
         socket.set(zmq.IPV6, 0)
 

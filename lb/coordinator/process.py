@@ -4,10 +4,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 import zmq
 
 from engine.wire.codec import encode, report_decoder
+from engine.wire.curve import Doorkeeper
 from engine.wire.errors import MalformedMessageError
 from engine.wire.messages import GROUP_TOPIC, LOAD_TOPIC
 from engine.wire.sockets import SendOutcome, bind, make_socket, send_nowait
@@ -32,12 +34,17 @@ class Coordinator:
         self._load = Cadence(min_gap_s=0.05, max_gap_s=1.0)
         self._publish_from = time.monotonic() + (spec.settle_s if spec.generation > 1 else 0.0)
         self._num_malformed = 0
+        self._door: Doorkeeper | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._reports = make_socket(self._context, zmq.PULL)
-            self.report_endpoint = bind(self._reports, spec.report_endpoint)
-            self._publisher = make_socket(self._context, zmq.XPUB, high_water_mark=_STATE_HIGH_WATER_MARK)
+            make = partial(make_socket, self._context, security=spec.security)
+            self._reports = make(zmq.PULL)
+            self._publisher = make(zmq.XPUB, high_water_mark=_STATE_HIGH_WATER_MARK)
             self._publisher.set(zmq.XPUB_VERBOSE, 1)  # every new subscriber is heard, not only the first of a topic
+            if spec.security is not None:
+                lines = {"reports": self._reports, "state": self._publisher}
+                self._door = Doorkeeper(self._context, spec.security, lines)
+            self.report_endpoint = bind(self._reports, spec.report_endpoint)
             self.state_endpoint = bind(self._publisher, spec.state_endpoint)
         except BaseException:
             self.close()
@@ -62,7 +69,8 @@ class Coordinator:
 
     def statistics(self) -> Counter[str]:
         """Return what was dropped, by kind."""
-        return self._state.dropped + Counter(malformed=self._num_malformed)
+        num_refused = self._door.refused.total() if self._door is not None else 0
+        return self._state.dropped + Counter(malformed=self._num_malformed, refused_peers=num_refused)
 
     def close(self) -> None:
         """Close the sockets; idempotent."""

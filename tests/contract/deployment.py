@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from client.dplb_async_mp_client import DPLBAsyncMPClient
 from engine.config import EngineConfig, EngineKind, EngineSpec, SimConfig
 from engine.wire.build import build_id, config_hash
 from engine.wire.codec import encode
+from engine.wire.curve import draw_keys
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import AddRequest, EngineCoreOutput, Seat, SeatState, SupervisorReport
 from engine.wire.process import child_environment
 from engine.wire.sampling import SamplingParams
-from engine.wire.sockets import connect, ipc_endpoint, make_socket
+from engine.wire.sockets import connect, ipc_endpoint, make_socket, tcp_endpoint
 from lb.config import CoordinatorSpec
 
 DEADLINE_S = 30.0
@@ -58,33 +60,49 @@ async def finish(client: Any, *requests: AddRequest) -> dict[int, list[EngineCor
     return outputs
 
 
-class Deployment:
-    """Starts and kills processes, and reports to the coordinator what a supervisor would."""
+class Transport(StrEnum):
+    """What the lines of a deployment run over."""
 
-    def __init__(self, folder: Path, sim: dict[str, Any]) -> None:
+    IPC = "ipc"
+    TCP = "tcp"
+    CURVE = "tcp with curve"
+
+
+class Deployment:
+    """Starts and kills processes, and reports to the coordinator what a supervisor would.
+
+    security: the keys of its lines, with ``Transport.CURVE``.
+    """
+
+    def __init__(self, folder: Path, engine: EngineConfig, transport: Transport = Transport.IPC) -> None:
         self._folder = folder
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._report_seq = 0
         self._num_clients = 0
-        self.config = EngineConfig(kind=EngineKind.SIM, sim=SimConfig(**({"step_s": 0.002} | sim)))
-        self.report_endpoint = ipc_endpoint(folder, "reports")
-        self.state_endpoint = ipc_endpoint(folder, "state")
-        self._supervisor = make_socket(self._context, zmq.PUSH)
-        connect(self._supervisor, self.report_endpoint)
+        self.config = engine
+        self.security = draw_keys() if transport is Transport.CURVE else None
+        self._transport = transport
+        self.report_endpoint = self._bindable("reports")
+        self.state_endpoint = self._bindable("state")
         self.engines: dict[EngineId, subprocess.Popen[bytes]] = {}
         self.seats: dict[int, Seat] = {}
         self.coordinator = self.start_coordinator(1)
+        self._supervisor = make_socket(self._context, zmq.PUSH, security=self.security)
+        connect(self._supervisor, self.report_endpoint)
 
     def start_coordinator(self, generation: int) -> "subprocess.Popen[bytes]":
         """Start a coordinator and wait for its ready line."""
         spec = CoordinatorSpec(
-            generation=generation, report_endpoint=self.report_endpoint, state_endpoint=self.state_endpoint
+            generation=generation,
+            report_endpoint=self.report_endpoint,
+            state_endpoint=self.state_endpoint,
+            security=self.security,
         )
         self.coordinator = self._start("lb.coordinator", spec)
         assert self.coordinator.stdout is not None
         ready = json.loads(self.coordinator.stdout.readline())
-        assert ready == {"report_endpoint": self.report_endpoint, "state_endpoint": self.state_endpoint}
+        self.report_endpoint, self.state_endpoint = ready["report_endpoint"], ready["state_endpoint"]
         return self.coordinator
 
     def start_engine(self, rank: int, incarnation: int = 1, **changes: Any) -> EngineId:
@@ -98,6 +116,7 @@ class Deployment:
             build_id=build_id(),
             config_hash=config_hash(self.config),
             node="here",
+            security=self.security.for_connecting() if self.security is not None else None,
         )
         self.engines[engine_id] = self._start("engine.main", msgspec.structs.replace(spec, **changes))
         self.set_seat(engine_id, SeatState.ALIVE)
@@ -127,10 +146,11 @@ class Deployment:
             client_id=ClientId(index, incarnation),
             report_endpoint=self.report_endpoint,
             state_endpoint=self.state_endpoint,
-            request_bind=ipc_endpoint(self._folder, f"requests{index}.{incarnation}"),
-            output_bind=ipc_endpoint(self._folder, f"outputs{index}.{incarnation}"),
+            request_bind=self._bindable(f"requests{index}.{incarnation}"),
+            output_bind=self._bindable(f"outputs{index}.{incarnation}"),
             build_id=build_id(),
             config_hash=config_hash(self.config),
+            security=self.security,
         )
 
     @asynccontextmanager
@@ -152,6 +172,10 @@ class Deployment:
                 process.stdout.close()
         self._context.destroy(linger=0)
 
+    def _bindable(self, name: str) -> str:
+        is_ipc = self._transport is Transport.IPC
+        return ipc_endpoint(self._folder, name) if is_ipc else tcp_endpoint("127.0.0.1")
+
     def _start(self, module: str, spec: Any) -> "subprocess.Popen[bytes]":
         process = subprocess.Popen(
             [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment()
@@ -163,11 +187,18 @@ class Deployment:
         return process
 
 
+def sim_engine(**sim: Any) -> EngineConfig:
+    """Return a sim engine's configuration; ``sim`` are knobs of ``SimConfig``."""
+    return EngineConfig(kind=EngineKind.SIM, sim=SimConfig(**({"step_s": 0.002} | sim)))
+
+
 @asynccontextmanager
-async def deployment(num_engines: int = 1, **sim: Any) -> AsyncIterator[Deployment]:
-    """Yield a deployment whose processes are gone at the end; ``sim`` are knobs of ``SimConfig``."""
+async def deployment(
+    num_engines: int = 1, *, transport: Transport = Transport.IPC, engine: EngineConfig | None = None, **sim: Any
+) -> AsyncIterator[Deployment]:
+    """Yield a deployment whose processes are gone at the end; a sim engine unless told otherwise, with these knobs."""
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        group = Deployment(Path(folder), sim)
+        group = Deployment(Path(folder), engine or sim_engine(**sim), transport)
         try:
             for rank in range(num_engines):
                 group.start_engine(rank)

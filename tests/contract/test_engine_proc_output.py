@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -21,7 +22,7 @@ CLIENT = ClientId(0, 1)
 class DeafClient:
     """A client's PULL socket that nobody reads, behind a real output thread; ``take_one`` reads one frame."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", folder: Path, **patience: float) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", folder: Path, **patience: Any) -> None:
         self.shared = SharedState(EngineId(0, 1), "here", lambda: None)
         self.thread = OutputThread(context, EngineId(0, 1), self.shared, **patience)
         self.pull = make_socket(context, zmq.PULL, high_water_mark=1)

@@ -7,11 +7,12 @@ from pydantic import ByteSize
 
 from engine.config import EngineKind
 from engine.model.names import ResolvedModel
-from engine.wire.errors import AddressError
+from engine.wire.curve import draw_keys
+from engine.wire.errors import AddressError, StartupError
 from engine.wire.ids import EngineId
 from orchestrator.config import ServeConfig
 from orchestrator.coordinator_keeper import BoundEndpoints
-from orchestrator.endpoints import choose_endpoints
+from orchestrator.endpoints import choose_endpoints, choose_security
 from orchestrator.engine_config import engine_config
 from orchestrator.listen import Listener
 from orchestrator.specs import Wiring, api_spec, engine_spec, served_model_name
@@ -68,3 +69,46 @@ def test_lines_are_unix_sockets_on_one_host_and_tcp_between_hosts() -> None:
     assert choose_endpoints(Path("/tmp/r"), "fe80::1").report == "tcp://[fe80::1]:0"
     with pytest.raises(AddressError):
         choose_endpoints(Path("/tmp/" + "r" * 100), None)
+
+
+def test_what_is_bound_and_what_is_advertised_are_two_things() -> None:
+    chosen = choose_endpoints(Path("/tmp/r"), "10.0.0.1", "0.0.0.0", "7000-7010")
+    assert (chosen.output, chosen.advertise_host) == ("tcp://0.0.0.0:7000-7010", "10.0.0.1")
+    assert choose_endpoints(Path("/tmp/r"), "10.0.0.1", None, "7000-7010").report == "tcp://10.0.0.1:7000-7010"
+    assert choose_endpoints(Path("/tmp/r"), None, "eth0").request == "tcp://eth0:0"
+    with pytest.raises(StartupError, match="--advertise-host"):
+        choose_endpoints(Path("/tmp/r"), None, "0.0.0.0")
+    bound = BoundEndpoints("tcp://0.0.0.0:7000", "tcp://0.0.0.0:7001")
+    assert bound.under("10.0.0.1") == BoundEndpoints("tcp://10.0.0.1:7000", "tcp://10.0.0.1:7001")
+    assert bound.under(None) == bound
+
+
+@pytest.mark.parametrize(
+    ("mode", "address", "is_secured"),
+    [
+        ("auto", None, False),
+        ("auto", "127.0.0.1", False),
+        ("auto", "::1", False),
+        ("auto", "10.0.0.1", True),
+        ("auto", "head.example", True),
+        ("curve", None, False),
+        ("curve", "127.0.0.1", True),
+        ("none", "10.0.0.1", False),
+    ],
+)
+def test_lines_between_hosts_get_keys_unless_told_otherwise(mode: str, address: str | None, is_secured: bool) -> None:
+    keys = choose_security(mode, choose_endpoints(Path("/tmp/r"), address))
+    assert (keys is not None) is is_secured
+
+
+def test_every_process_gets_the_keys_it_needs_and_no_other() -> None:
+    config, listener = ServeConfig(engine="sim"), Listener("127.0.0.1", 0)
+    engine = engine_config(config, None, "cpu")
+    keys = draw_keys()
+    wiring = Wiring(choose_endpoints(Path("/tmp/r"), "10.0.0.1", "0.0.0.0"), WIRING.coordinator, keys)
+    told = engine_spec(EngineId(1, 1), engine, wiring, "info")
+    client = api_spec(config, engine, wiring, listener, None, None).client
+    listener.close()
+    assert told.security == keys.for_connecting()
+    assert (client.security, client.advertise_host) == (keys, "10.0.0.1")
+    assert keys.member_secret not in repr((wiring, told, client))

@@ -15,19 +15,19 @@ class Sockets:
     """Makes sockets with ``make_socket`` and closes them all."""
 
     def __init__(self) -> None:
-        self._context = zmq.Context[zmq.Socket[bytes]]()
+        self.context = zmq.Context[zmq.Socket[bytes]]()
         self._made: list[zmq.Socket[bytes]] = []
 
     def __call__(self, socket_type: int, **options: Any) -> zmq.Socket[bytes]:
         """Return a new socket."""
-        self._made.append(make_socket(self._context, socket_type, **options))
+        self._made.append(make_socket(self.context, socket_type, **options))
         return self._made[-1]
 
     def close(self) -> None:
         """Close what was made, and the context."""
         for socket in self._made:
             socket.close()
-        self._context.term()
+        self.context.term()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from engine.wire.sockets import (
     MAX_IPC_PATH,
     MAX_MESSAGE_BYTES,
     SendOutcome,
+    advertised,
     bind,
     connect,
     ipc_endpoint,
@@ -48,6 +49,27 @@ def test_a_taken_port_is_named(make: Sockets) -> None:
     endpoint = bind(make(zmq.PULL), tcp_endpoint("127.0.0.1"))
     with pytest.raises(AddressError, match=f"^cannot bind {endpoint}: Address already in use$"):
         bind(make(zmq.PULL), endpoint)
+
+
+def test_of_a_range_of_ports_the_first_free_one_is_taken(make: Sockets) -> None:
+    first = bind(make(zmq.PULL), tcp_endpoint("127.0.0.1"))
+    low = int(first.rpartition(":")[2])
+    ports = tcp_endpoint("127.0.0.1", f"{low}-{low + 20}")
+    second = bind(make(zmq.PULL), ports)
+    assert low < int(second.rpartition(":")[2]) <= low + 20
+    with pytest.raises(AddressError, match=f":{low}-{low}: Address already in use"):
+        bind(make(zmq.PULL), tcp_endpoint("127.0.0.1", f"{low}-{low}"))
+
+
+def test_a_network_interface_is_bound_by_its_ipv4_address(make: Sockets) -> None:
+    assert re.fullmatch(r"tcp://127\.0\.0\.1:[1-9]\d*", bind(make(zmq.PULL), tcp_endpoint("lo")))
+
+
+def test_what_is_bound_is_advertised_under_another_host() -> None:
+    assert advertised("tcp://0.0.0.0:71", "10.0.0.9") == "tcp://10.0.0.9:71"
+    assert advertised("tcp://0.0.0.0:71", "fe80::1") == "tcp://[fe80::1]:71"
+    assert advertised("tcp://10.0.0.1:71", None) == "tcp://10.0.0.1:71"
+    assert advertised("ipc:///tmp/x", "10.0.0.9") == "ipc:///tmp/x"
 
 
 def test_addresses_that_cannot_be_are_named(make: Sockets, run_dir: Path) -> None:

@@ -1,0 +1,87 @@
+"""The lines of a real deployment: where they listen, and that only who has the keys gets in."""
+
+import ipaddress
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import zmq
+
+from engine.wire.curve import WireSecurity
+from engine.wire.messages import GROUP_TOPIC, LOAD_TOPIC
+from engine.wire.sockets import connect, make_socket
+from tests.integration.serving import Deployment, chat, deployment, ranks_of
+
+SIM = ("--engine", "sim", "--executor", "local", "--data-parallel-size", "2")
+PORTS = "21070-21099"
+TCP = (*SIM, "--advertise-host", "127.0.0.1", "--wire-security", "curve", "--port-range", PORTS)
+
+
+@pytest.fixture(scope="module")
+def secured() -> Iterator[Deployment]:
+    with deployment(*TCP) as served:
+        served.wait_ready()
+        yield served
+
+
+def _listening(served: Deployment) -> dict[str, set[int]]:
+    """Return the addresses that the processes of a deployment listen on, and their ports."""
+    found: dict[str, set[int]] = {}
+    for process in served.processes():
+        for connection in process.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                found.setdefault(connection.laddr.ip, set()).add(connection.laddr.port)
+    return found
+
+
+def test_on_one_host_nothing_but_the_http_port_listens_and_that_on_loopback() -> None:
+    with deployment(*SIM) as served:
+        url = served.wait_ready()
+        assert _listening(served) == {"127.0.0.1": {int(url.rpartition(":")[2])}}
+        folder = served.run_folders()[0]
+        assert folder.stat().st_mode & 0o077 == 0, "the Unix sockets are for this user alone"
+
+
+def test_lines_over_tcp_listen_where_they_were_told_and_nowhere_else(secured: Deployment) -> None:
+    low, _, high = PORTS.partition("-")
+    http_port = int(secured.wait_ready().rpartition(":")[2])
+    listening = _listening(secured)
+    assert all(ipaddress.ip_address(address).is_loopback for address in listening)
+    lines = {port for ports in listening.values() for port in ports} - {http_port}
+    assert len(lines) == 4
+    assert all(int(low) <= port <= int(high) for port in lines)
+
+
+def test_a_stranger_gets_nothing_and_disturbs_nobody(secured: Deployment) -> None:
+    url = secured.wait_ready()
+    lines = [port for ports in _listening(secured).values() for port in ports if not url.endswith(f":{port}")]
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    subscribers, talkers = [], []
+    for port in lines:
+        for _ in range(5):
+            subscribers.append(make_socket(context, zmq.XSUB, topics=(GROUP_TOPIC, LOAD_TOPIC)))
+            talkers.append(make_socket(context, zmq.DEALER, identity=b"stranger"))
+            connect(subscribers[-1], f"tcp://127.0.0.1:{port}")
+            connect(talkers[-1], f"tcp://127.0.0.1:{port}")
+            talkers[-1].send(b"x" * 1000)
+    deadline = time.monotonic() + 60
+    while secured.stderr.count("refused a peer") < len(lines):
+        assert chat(url) == "length"
+        assert time.monotonic() < deadline
+    assert not any(socket.poll(0) for socket in (*subscribers, *talkers))
+    context.destroy(linger=0)
+    assert secured.stderr.count("refused a peer") == len(lines), "once per line"
+    assert {rank["state"] for rank in ranks_of(url).values()} == {"ready"}
+
+
+def test_keys_are_in_no_argument_no_environment_no_file_and_no_log(secured: Deployment) -> None:
+    """Keys are drawn inside; wherever a spec had been written to, the names of its fields would be found."""
+    secured.wait_ready()
+    texts = [secured.stderr, secured.stdout]
+    for process in secured.processes():
+        texts += [*process.cmdline(), *process.environ().values()]
+    files = {path.name: path.read_text() for path in secured.run_folders()[0].rglob("*") if path.is_file()}
+    assert "run.json" in files
+    told = "\n".join([*texts, *files.values()])
+    assert not any(field in told for field in WireSecurity.__struct_fields__)
