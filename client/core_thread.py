@@ -21,6 +21,7 @@ from engine.wire.messages import (
     UtilityOutput,
     UtilityRequest,
 )
+from engine.wire.sockets import Frames
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class CoreThread:
         self._deliver = deliver
         self._decoder = line_decoder()
         self._work = threading.Condition()
-        self._inbox: deque[bytes] = deque()
+        self._inbox: deque[Frames] = deque()
         self._stopping = False
         self._applied = 0
         self._out_seq = 0
@@ -78,10 +79,10 @@ class CoreThread:
         self._thread = threading.Thread(target=self._run, name=f"engine {engine_id}", daemon=True)
         self._thread.start()
 
-    def post(self, frame: bytes) -> None:
+    def post(self, frames: Frames) -> None:
         """Hand over one line message; never waits."""
         with self._work:
-            self._inbox.append(frame)
+            self._inbox.append(frames)
             self._work.notify()
 
     def stop(self) -> None:
@@ -98,9 +99,9 @@ class CoreThread:
 
     def _run(self) -> None:
         try:
-            while (frames := self._take()) is not None:
-                for frame in frames:
-                    self._handle(self._decoder.decode(frame))
+            while (messages := self._take()) is not None:
+                for frames in messages:
+                    self._handle(self._decoder.decode_frames(frames))
                 if self._core.has_work():
                     self._step()
         except Exception as error:  # noqa: BLE001 - the thread ends here, with last words
@@ -110,14 +111,14 @@ class CoreThread:
             self._core.close()
             self.ended.set_result(None)
 
-    def _take(self) -> list[bytes] | None:
+    def _take(self) -> list[Frames] | None:
         """Return what arrived, waiting while there is nothing to do; None when asked to stop."""
         with self._work:
             while not (self._stopping or self._inbox or self._core.has_work()):
                 self._work.wait()
-            frames = list(self._inbox)
+            messages = list(self._inbox)
             self._inbox.clear()
-            return None if self._stopping else frames
+            return None if self._stopping else messages
 
     def _handle(self, message: LineMessage) -> None:
         self._applied = message.line_seq

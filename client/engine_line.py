@@ -2,8 +2,9 @@
 
 from collections import deque
 
-from engine.wire.codec import encode
+from engine.wire.codec import FrameEncoder
 from engine.wire.messages import EngineReady, LineMessage
+from engine.wire.sockets import Frames
 from lb.ledger import EngineLedger
 
 RESEND_AFTER_S = 1.0
@@ -20,6 +21,7 @@ class EngineLine:
     """
 
     __slots__ = (
+        "_encoder",
         "_moved",
         "_moved_at",
         "_next_seq",
@@ -42,8 +44,9 @@ class EngineLine:
         self.leaving = False
         self.blocked = False
         self.applied = 0
+        self._encoder = FrameEncoder()
         self._next_seq = 1
-        self._tail: deque[tuple[int, bytes]] = deque()
+        self._tail: deque[tuple[int, Frames]] = deque()
         self._moved = False
         self._moved_at = now
         self._out_seq = 0
@@ -58,17 +61,17 @@ class EngineLine:
         """Return the number the next staged message will get."""
         return self._next_seq
 
-    def stage(self, message: LineMessage) -> bytes:
-        """Give a message its number and keep it until it is applied; return its frame.
+    def stage(self, message: LineMessage) -> Frames:
+        """Give a message its number and keep it until it is applied; return its frames.
 
         Raises:
             TypeError: it holds something msgpack cannot carry; no number is used up.
         """
         message.line_seq = self._next_seq
-        frame = encode(message)
-        self._tail.append((self._next_seq, frame))
+        frames = self._encoder.encode(message)
+        self._tail.append((self._next_seq, frames))
         self._next_seq += 1
-        return frame
+        return frames
 
     def unstage(self) -> None:
         """Take back the message staged last, which no socket accepted."""
@@ -93,12 +96,12 @@ class EngineLine:
         self._out_seq = max(out_seq, self._out_seq)
         return max(0, missing)
 
-    def frames_to_resend(self, now: float) -> list[bytes]:
+    def messages_to_resend(self, now: float) -> list[Frames]:
         """Return the unapplied tail when nothing has moved for ``RESEND_AFTER_S``; call it a few times a second."""
         if self._moved or not self._tail:
             self._moved = False
             self._moved_at = now
         elif now - self._moved_at >= RESEND_AFTER_S:
             self._moved_at = now
-            return [frame for _, frame in self._tail]
+            return [frames for _, frames in self._tail]
         return []

@@ -77,6 +77,7 @@ class MPClient(EngineCoreClient):
             "unapplied_messages": sum(line.num_unapplied for line in self._lines.values()),
             "utility_calls": len(self._utility_calls),
             "refused_peers": self._resources.num_refused_peers,
+            **self._sender.tracked.statistics(),
         }
         return {**self._drops.counts, **self._counts, **held}
 
@@ -90,10 +91,10 @@ class MPClient(EngineCoreClient):
 
     def _on_request_frames(self, frames: Frames) -> None:
         """Take what an engine said on the request line: its handshake, or nothing of ours."""
-        sender = EngineId.from_identity(frames[0])
+        sender = EngineId.from_identity(bytes(frames[0]))
         peer = frames[0].hex() if sender is None else str(sender)
         try:
-            ready = self._ready_decoder.decode(frames[1] if len(frames) == 2 else b"")
+            ready = self._ready_decoder.decode_frames(frames[1:])
         except MalformedMessageError as error:
             self._drops.drop("malformed_handshakes", peer, str(error))
             return
@@ -169,7 +170,7 @@ class MPClient(EngineCoreClient):
     def _decode_outputs(self, frames: Frames) -> EngineCoreOutputs | None:
         """Decode one output message and move its line forward; None when it is not from an engine we speak to."""
         try:
-            outputs = self._output_decoder.decode(frames[0] if len(frames) == 1 else b"")
+            outputs = self._output_decoder.decode_frames(frames)
         except MalformedMessageError as error:
             # A PULL does not say who sent it: all strangers are one peer.
             self._drops.drop("malformed_outputs", "the output line", str(error))

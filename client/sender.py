@@ -6,7 +6,8 @@ from typing import Protocol
 from client.engine_line import EngineLine
 from client.resources import ClientResources
 from engine.wire.messages import AddRequest, LineMessage
-from engine.wire.sockets import AsyncReceiver, SendOutcome, send_nowait
+from engine.wire.sockets import AsyncReceiver, Frames, SendOutcome
+from engine.wire.tracked import TrackedSends
 
 MAX_UNAPPLIED_MESSAGES = 10_000
 
@@ -30,6 +31,7 @@ class RouterSender:
     def __init__(self, resources: ClientResources, counts: Counter[str]) -> None:
         self._resources = resources
         self._counts = counts
+        self.tracked = TrackedSends()
         self.receiver: AsyncReceiver | None = None
 
     def send(self, line: EngineLine, message: LineMessage) -> SendOutcome:
@@ -38,13 +40,18 @@ class RouterSender:
         Raises:
             TypeError: the message holds something msgpack cannot carry; nothing was sent.
         """
-        outcome = self._send_frame(line, line.stage(message))
+        outcome = self._send_frames(line, line.stage(message))
         self._poke()
         return outcome
 
     def send_add(self, line: EngineLine, request: AddRequest) -> bool:
-        """See ``Sender``; an engine that applies nothing for too long takes no new requests either."""
-        if line.num_unapplied >= MAX_UNAPPLIED_MESSAGES:
+        """See ``Sender``.
+
+        An engine that applies nothing for too long takes no new requests either, nor, when it carries a tensor, one
+        whose engines have not read the tensors before it: their memory is held until they have.
+        """
+        too_many_tensors = request.prompt_embeds is not None and self.tracked.is_full
+        if line.num_unapplied >= MAX_UNAPPLIED_MESSAGES or too_many_tensors:
             line.blocked = True
             return False
         accepted = self.send(line, request) is SendOutcome.ACCEPTED
@@ -55,14 +62,15 @@ class RouterSender:
     def resend(self, line: EngineLine, now: float) -> None:
         """Send the unapplied tail again if it is due, and let a blocked line be tried once more."""
         line.blocked = False
-        for frame in line.frames_to_resend(now):
+        self.tracked.sweep()
+        for frames in line.messages_to_resend(now):
             self._counts["resent_messages"] += 1
-            if self._send_frame(line, frame) is not SendOutcome.ACCEPTED:
+            if self._send_frames(line, frames) is not SendOutcome.ACCEPTED:
                 break
         self._poke()
 
-    def _send_frame(self, line: EngineLine, frame: bytes) -> SendOutcome:
-        outcome = send_nowait(self._resources.router, [line.identity, frame])
+    def _send_frames(self, line: EngineLine, frames: Frames) -> SendOutcome:
+        outcome = self.tracked.send_nowait(self._resources.router, [line.identity, *frames])
         if outcome is not SendOutcome.ACCEPTED:
             line.blocked = True
             self._counts[f"sends_{outcome.name.lower()}"] += 1

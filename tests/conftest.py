@@ -3,13 +3,17 @@
 import asyncio
 import gc
 import inspect
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import hypothesis
 import pytest
+from zmq.utils import garbage
 
 from tests.leaks import adopt_orphans, held, wait_given_back
+
+_NUM_ZMQ_THREADS = 2  # of one context
 
 # Derandomised, so that a run means the same tomorrow; no deadline, because the machine's mood is not the code's.
 hypothesis.settings.register_profile("shoal", deadline=None, derandomize=True, database=None)
@@ -39,6 +43,14 @@ async def _leaving_no_task(test: Callable[..., Coroutine[Any, Any, None]], argum
 def orphans_are_ours() -> None:
     """Let the leak check see processes that outlive the process that started them."""
     adopt_orphans()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pyzmq_is_started() -> None:
+    """Start the one thread with which pyzmq lets go of shared frames, and ZeroMQ's own: they live as long as we do."""
+    garbage.gc.start()
+    while sum("ZMQbg" in line for line in held()) < _NUM_ZMQ_THREADS:  # they name themselves a moment after their start
+        threading.Event().wait(0.001)
 
 
 @pytest.fixture(autouse=True)

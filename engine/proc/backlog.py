@@ -1,6 +1,7 @@
 """Outputs that wait for one client, one entry per sequence however many steps they come from."""
 
 from copy import copy
+from itertools import islice
 
 from engine.wire.logprobs import Logprobs
 from engine.wire.messages import EngineCoreOutput
@@ -33,9 +34,19 @@ class Backlog:
         for output in outputs:
             self._join(output)
 
-    def outputs(self) -> list[EngineCoreOutput]:
-        """Return what waits; the next ``add`` may change it."""
-        return list(self._joined.values()) if self._joined else self._step
+    def first(self, count: int) -> list[EngineCoreOutput]:
+        """Return that many of those that have waited longest, or all; the next ``add`` may change them."""
+        if self._joined:
+            return list(islice(self._joined.values(), count))
+        return self._step if len(self._step) <= count else self._step[:count]
+
+    def remove_first(self, count: int) -> None:
+        """Take out what ``first`` returned."""
+        if self._joined:
+            for key in list(islice(self._joined, count)):
+                del self._joined[key]
+        else:
+            self._step = self._step[count:]
 
     def clear(self) -> None:
         """Forget what waits."""
@@ -69,6 +80,7 @@ def _absorb(waiting: EngineCoreOutput, later: EngineCoreOutput) -> None:
     waiting.num_cached_tokens = waiting.num_cached_tokens or later.num_cached_tokens
     waiting.logprobs = _join_logprobs(waiting.logprobs, later.logprobs)
     waiting.prompt_logprobs = waiting.prompt_logprobs or later.prompt_logprobs
+    waiting.pooled = later.pooled  # it comes with the end
 
 
 def _join_logprobs(before: Logprobs | None, after: Logprobs | None) -> Logprobs | None:

@@ -21,7 +21,7 @@ from engine.wire.curve import WireSecurity
 from engine.wire.errors import AddressError, MalformedMessageError
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import GROUP_TOPIC, ClientInfo, EngineReady, GroupState
-from engine.wire.sockets import Frames, connect, make_socket, send_nowait
+from engine.wire.sockets import Frames, connect, make_socket, receive_nowait, send_nowait
 
 _MAX_MESSAGES_PER_TURN = 64
 """Taken from one socket before the others and the report get their turn."""
@@ -66,7 +66,7 @@ class InputThread:
         self._ready: EngineReady | None = None
         self._lines: dict[ClientId, _RequestLine] = {}
         self._drops = Drops()
-        self._decode_line = line_decoder().decode
+        self._decode_line = line_decoder().decode_frames
         self._decode_state = state_decoder().decode
         self._poller = zmq.Poller()
         self._handlers: dict[object, Callable[[], None]] = {}
@@ -129,7 +129,7 @@ class InputThread:
                 if socket.closed:
                     return
                 try:
-                    frames = socket.recv_multipart(zmq.NOBLOCK)
+                    frames = receive_nowait(socket)
                 except zmq.Again:
                     return
                 on_message(frames)
@@ -196,11 +196,11 @@ class InputThread:
     def _on_line(self, client_id: ClientId, numbers: NumberedLine, frames: Frames) -> None:
         """Apply the next message of a client's line; whatever else comes is dropped."""
         try:
-            message = self._decode_line(frames[0]) if len(frames) == 1 else None
+            message = self._decode_line(frames)
         except MalformedMessageError as error:
             self._drops.add(f"client {client_id}", "malformed message", error)
             return
-        if message is None or message.client_id != client_id:
+        if message.client_id != client_id:
             self._drops.add(f"client {client_id}", "foreign message")
         elif self._shared.stop_reason is not None:
             self._drops.add(f"client {client_id}", "stopping")

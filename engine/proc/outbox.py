@@ -6,6 +6,9 @@ from engine.proc.backlog import Backlog
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, UtilityOutput
 
+MAX_OUTPUTS_PER_FRAME = 1024
+"""A client that took nothing for long gets what waits in several frames: with vectors, one could be too large."""
+
 
 class Outbox:
     """Turns steps into numbered frames, and merges them per sequence while the client's pipe is full; pure.
@@ -62,7 +65,7 @@ class Outbox:
             self._out_seq + 1,
             applied,
             self._report_seq,
-            self._backlog.outputs(),
+            self._backlog.first(MAX_OUTPUTS_PER_FRAME),
             self._utility_outputs[0] if self._utility_outputs else None,
             self._dead if self._only_last_words_left else None,
         )
@@ -72,7 +75,7 @@ class Outbox:
         self._out_seq += 1
         if self._only_last_words_left:
             self._dead = None
-        self._backlog.clear()
+        self._backlog.remove_first(MAX_OUTPUTS_PER_FRAME)
         self._announce_gap = False
         if self._utility_outputs:
             self._utility_outputs.popleft()

@@ -12,12 +12,13 @@ from engine.proc.mailbox import Mailbox
 from engine.proc.outbox import Outbox
 from engine.proc.patience import Patience, Verdict
 from engine.proc.shared import SharedState
-from engine.wire.codec import encode
+from engine.wire.codec import FrameEncoder
 from engine.wire.curve import WireSecurity
 from engine.wire.errors import AddressError
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import EngineCoreOutput, UtilityOutput
-from engine.wire.sockets import SendOutcome, connect, make_socket, send_nowait
+from engine.wire.sockets import SendOutcome, connect, make_socket
+from engine.wire.tracked import TrackedSends
 
 OUTPUT_HIGH_WATER_MARK = 1000
 """Frames under way to one client; behind them its outbox merges."""
@@ -29,6 +30,7 @@ CLIENT_DEAD_S = 30.0
 """A client that takes nothing from a non-empty outbox for this long loses its sequences."""
 
 _LINGER_MS = 1000
+_SWEEP_S = 0.2  # how often tensors under way are looked at while nothing is sent
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +64,17 @@ class OutputThread:
         self._client_stall_s = client_stall_s
         self._client_dead_s = client_dead_s
         self._mailbox = Mailbox()
+        self._encoder = FrameEncoder()
+        self._tracked = TrackedSends()
         self._lines: dict[ClientId, _OutputLine] = {}
         self._poller = zmq.Poller()
         self._poller.register(self._mailbox.fd, zmq.POLLIN)
         self._flush_deadline: float | None = None
         self._thread = threading.Thread(target=self._run, name="shoal-output", daemon=True)
+
+    def statistics(self) -> dict[str, int]:
+        """Return messages of which ZeroMQ still reads a tensor. Approximate: read from outside."""
+        return {"pending_messages": len(self._tracked)}
 
     def start(self) -> None:
         """Start the thread."""
@@ -105,6 +113,7 @@ class OutputThread:
             while not self._is_flushed():
                 events = dict(self._poller.poll(self._timeout_ms()))
                 self._mailbox.run_posted()
+                self._tracked.sweep()
                 for line in self._lines.values():
                     if not line.is_blocked or line.socket in events:
                         self._flush(line)
@@ -127,6 +136,8 @@ class OutputThread:
         if self._flush_deadline is not None:
             return max(0, math.ceil((self._flush_deadline - now) * 1000))
         wait_s = min((line.patience.wait_s(now) for line in self._lines.values()), default=math.inf)
+        if self._tracked:
+            wait_s = min(wait_s, _SWEEP_S)
         return None if wait_s == math.inf else math.ceil(wait_s * 1000)
 
     def _open(self, client_id: ClientId, endpoint: str) -> None:
@@ -168,8 +179,9 @@ class OutputThread:
     def _flush(self, line: _OutputLine) -> None:
         """Send until the outbox is empty or the pipe is full; a refused frame stays and merges with what follows."""
         while line.outbox.has_frame:
-            frame = line.outbox.peek(self._shared.applied(line.outbox.client_id))
-            if send_nowait(line.socket, [encode(frame)]) is not SendOutcome.ACCEPTED:
+            message = line.outbox.peek(self._shared.applied(line.outbox.client_id))
+            frames = self._encoder.encode(message)
+            if self._tracked.send_nowait(line.socket, frames) is not SendOutcome.ACCEPTED:
                 self._block(line)
                 return
             line.outbox.sent()

@@ -153,7 +153,7 @@ class EngineCoreProc:
     def _call(self, core: EngineCore, call: UtilityRequest) -> UtilityOutput:
         try:
             if call.method == "line_statistics":
-                return UtilityOutput(call.call_id, self._input.statistics())
+                return UtilityOutput(call.call_id, self._input.statistics() | self._output.statistics())
             return UtilityOutput(call.call_id, msgspec.to_builtins(core.call(call.method, call.args)))
         except Exception as error:
             log.warning("utility %s failed", call.method, exc_info=not isinstance(error, ValueError))

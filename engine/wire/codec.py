@@ -1,36 +1,62 @@
 """Messages to frames and back, with one reused encoder and decoder per line.
 
-A message is one msgpack frame. Encoders return fresh ``bytes`` every time: a reused buffer would be overwritten while
-ZeroMQ's I/O thread still reads it. Every decoder is total: any bytes give a message or ``MalformedMessageError``.
+A message is one msgpack frame, and behind it one frame for each tensor in it. Encoders return fresh ``bytes`` every
+time: a reused buffer would be overwritten while ZeroMQ's I/O thread still reads it. Every decoder is total: any bytes
+in any frames give a message or ``MalformedMessageError``.
 """
 
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from engine.wire.errors import MalformedMessageError
 from engine.wire.messages import EngineCoreOutputs, EngineReady, LineMessage, Report, StateMessage
+from engine.wire.tensors import Buffer, TensorFrames
 
 M = TypeVar("M")
-
-Buffer = bytes | bytearray | memoryview
 
 _ENCODER = msgspec.msgpack.Encoder()
 
 
 def encode(message: Any) -> bytes:
-    """Encode one wire message; thread-safe."""
+    """Encode one wire message without tensors; thread-safe.
+
+    Raises:
+        TypeError: it holds something msgpack cannot carry, or a tensor.
+    """
     return _ENCODER.encode(message)
 
 
+class FrameEncoder:
+    """Encodes messages that may hold tensors. Not thread-safe: every sender has its own."""
+
+    def __init__(self) -> None:
+        self._tensors = TensorFrames()
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._tensors.put)
+
+    def encode(self, message: Any) -> list[Buffer]:
+        """Return the message's frame and, without a copy, one for each of its tensors.
+
+        Raises:
+            TypeError: it holds something that cannot travel.
+        """
+        try:
+            frame = self._encoder.encode(message)
+        finally:
+            tensors = self._tensors.collected()
+        return [frame, *tensors]
+
+
 class Decoder(Generic[M]):
-    """Decodes the messages of one line."""
+    """Decodes the messages of one line. Not thread-safe: every receiver has its own."""
 
     def __init__(self, message_type: Any) -> None:
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
+        self._tensors = TensorFrames()
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type, dec_hook=self._tensors.take)
 
     def decode(self, frame: Buffer) -> M:
-        """Decode one frame.
+        """Decode a message of one frame; it holds no tensors.
 
         Raises:
             MalformedMessageError: whatever is wrong with the bytes.
@@ -39,6 +65,25 @@ class Decoder(Generic[M]):
             return self._decoder.decode(frame)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, MemoryError) as error:
             raise MalformedMessageError(str(error)) from error
+
+    def decode_frames(self, frames: Sequence[Buffer]) -> M:
+        """Decode a message and the tensors behind it, which share the memory of their frames.
+
+        Raises:
+            MalformedMessageError: whatever is wrong with the bytes, or with the number and sizes of the frames.
+        """
+        if len(frames) == 1:
+            return self.decode(frames[0])
+        if not frames:
+            raise MalformedMessageError("a message without frames")
+        self._tensors.begin(frames[1:])
+        try:
+            message = self.decode(frames[0])
+        finally:
+            fault = self._tensors.finish()
+        if fault is not None:
+            raise MalformedMessageError(fault)
+        return message
 
 
 def line_decoder() -> "Decoder[LineMessage]":

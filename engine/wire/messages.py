@@ -15,12 +15,22 @@ from msgspec import Struct
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.logprobs import Logprobs
 from engine.wire.sampling import SamplingParams
+from engine.wire.tensors import Tensor
 
 EEP_NOTIFICATION_CALL_ID = -1
 """Utility call id on which elastic expert-parallel notifications travel; no call ever draws it."""
 
 
 # --- client -> engine: the request line (section 1) -----------------------------------------------------------------
+
+
+class PoolingParams(Struct, array_like=True, frozen=True):
+    """The sequence is to end with one vector instead of tokens: the final hidden state of its last prompt token.
+
+    normalize: scale it to length 1.
+    """
+
+    normalize: bool = True
 
 
 class AddRequest(Struct, array_like=True, tag=1):
@@ -35,6 +45,9 @@ class AddRequest(Struct, array_like=True, tag=1):
     output_token_ids: tokens already produced by earlier attempts; the engine continues behind them.
     priority: lower runs earlier; equal priorities are first come, first served.
     cache_salt: the sequence shares cached blocks only with those of the same salt; None is a salt of its own.
+    prompt_embeds: floats [num_prompt_tokens, hidden_size] that stand in for the embeddings of the prompt's tokens;
+        ``prompt_token_ids`` then holds that many placeholders, 0. None takes the tokens.
+    pooling: the sequence runs its prompt and ends with ``EngineCoreOutput.pooled``; None draws tokens.
     """
 
     client_id: ClientId
@@ -48,6 +61,8 @@ class AddRequest(Struct, array_like=True, tag=1):
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
+    prompt_embeds: Tensor | None = None
+    pooling: PoolingParams | None = None
 
 
 class AbortRequest(Struct, array_like=True, tag=2):
@@ -83,7 +98,9 @@ class EngineReady(Struct, array_like=True, frozen=True):
     max_model_len: prompt + output tokens of one sequence at most.
     vocab_size: token ids are in [0, vocab_size).
     num_kv_tokens: tokens the KV cache holds.
-    features: what this engine can do beside drawing tokens: ``logprobs``, ``grammar``.
+    features: what this engine can do beside drawing tokens from tokens: ``logprobs``, ``grammar``, ``prompt_embeds``,
+        ``pooling``.
+    hidden_size: numbers of one embedding or pooled vector.
 
     A line begins here: both sides count from 1 behind it. A second EngineReady of the same engine begins a new line and
     says that the engine dropped what it had of this client.
@@ -101,6 +118,7 @@ class EngineReady(Struct, array_like=True, frozen=True):
     node: str
     pid: int
     features: tuple[str, ...] = ()
+    hidden_size: int = 0
 
 
 # --- engine -> client: the output line ------------------------------------------------------------------------------
@@ -136,6 +154,7 @@ class EngineCoreOutput(Struct, array_like=True, gc=False):
     num_cached_tokens: with the first tokens of an attempt, prompt tokens served from the prefix cache.
     logprobs: of ``new_token_ids``, when asked for.
     prompt_logprobs: with the first tokens of an attempt, of all prompt tokens but the first, when asked for.
+    pooled: float32 [hidden_size], with the end of a sequence that asked for a vector; it has no tokens.
     """
 
     request_id: int
@@ -151,6 +170,7 @@ class EngineCoreOutput(Struct, array_like=True, gc=False):
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     error_kind: ErrorKind = ErrorKind.ENGINE
+    pooled: Tensor | None = None
 
 
 class UtilityOutput(Struct, array_like=True):

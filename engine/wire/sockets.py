@@ -17,8 +17,9 @@ import zmq
 
 from engine.wire.curve import WireSecurity, secure_member, secure_server
 from engine.wire.errors import AddressError
+from engine.wire.tensors import Buffer
 
-Frames = list[bytes]
+Frames = list[Buffer]
 
 HIGH_WATER_MARK = 10_000
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
@@ -28,8 +29,10 @@ _BINDING_TYPES = frozenset({zmq.ROUTER, zmq.PULL, zmq.XPUB})
 """On every line these bind and their counterparts connect."""
 
 _POLLIN = int(zmq.POLLIN)  # a plain int: masking with the enum costs as much as the call
-_LAST = int(zmq.NOBLOCK)
-_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)  # plain ints too: ``send_multipart`` takes twice the time for its enums
+_NOBLOCK = int(zmq.NOBLOCK)  # plain ints too: ``send_multipart`` takes twice the time for its enums
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_RCVMORE = int(zmq.RCVMORE)
+_FRAME_BYTES = 256  # what an empty frame costs its receiver
 
 
 class SendOutcome(Enum):
@@ -156,12 +159,20 @@ def _allow_ipv6(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
         socket.set(zmq.IPV6, 0)
 
 
-def send_nowait(socket: "zmq.Socket[bytes]", frames: Sequence[bytes]) -> SendOutcome:
-    """Send all frames as one message without waiting."""
+def send_nowait(
+    socket: "zmq.Socket[bytes]",
+    frames: Sequence[Buffer],
+    send: Callable[[Buffer, int], object] | None = None,
+) -> SendOutcome:
+    """Send all frames as one message without waiting.
+
+    send: sends one frame with these flags; None copies it.
+    """
+    send = send or socket.send
     try:
         for frame in frames[:-1]:
-            socket.send(frame, _MORE)
-        socket.send(frames[-1], _LAST)
+            send(frame, _MORE)
+        send(frames[-1], _NOBLOCK)
     except zmq.Again:
         return SendOutcome.FULL
     except zmq.ZMQError as error:
@@ -169,6 +180,24 @@ def send_nowait(socket: "zmq.Socket[bytes]", frames: Sequence[bytes]) -> SendOut
             return SendOutcome.NOT_CONNECTED
         raise
     return SendOutcome.ACCEPTED
+
+
+def receive_nowait(socket: "zmq.Socket[bytes]") -> Frames:
+    """Return the next message: its first frame copied, those behind it (tensors) as views of ZeroMQ's own memory.
+
+    A message larger than ``MAX_MESSAGE_BYTES`` in all loses its last frames, so that no decoder takes it.
+
+    Raises:
+        zmq.Again: there is none.
+    """
+    frames: Frames = [socket.recv(_NOBLOCK)]
+    room = MAX_MESSAGE_BYTES - len(frames[0])
+    while socket.getsockopt(_RCVMORE):
+        frame = socket.recv(_NOBLOCK, copy=False).buffer
+        room -= len(frame) + _FRAME_BYTES
+        if room >= 0:
+            frames.append(frame)
+    return frames
 
 
 class AsyncReceiver:
@@ -217,7 +246,7 @@ class AsyncReceiver:
         for _ in range(self._max_per_turn):
             if self._closed or not int(self._socket.getsockopt(zmq.EVENTS)) & _POLLIN:
                 return
-            frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            frames = receive_nowait(self._socket)
             try:
                 self._on_message(frames)
             except BaseException:

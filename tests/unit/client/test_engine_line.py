@@ -5,11 +5,13 @@ import pytest
 from client.engine_line import RESEND_AFTER_S, EngineLine
 from engine.wire.codec import line_decoder
 from engine.wire.messages import AddRequest, UtilityRequest
+from engine.wire.sockets import Frames
+from engine.wire.tensors import Tensor
 from tests.unit.client.builders import CLIENT, make_add, make_line
 
 
-def _seqs(frames: list[bytes]) -> list[int]:
-    return [line_decoder().decode(frame).line_seq for frame in frames]
+def _seqs(messages: list[Frames]) -> list[int]:
+    return [line_decoder().decode_frames(frames).line_seq for frames in messages]
 
 
 def _staged(count: int) -> EngineLine:
@@ -55,26 +57,26 @@ def test_a_number_that_was_never_sent_is_not_believed() -> None:
 def test_the_tail_is_sent_again_in_order_when_nothing_moved_for_a_second() -> None:
     line = _staged(3)
     line.on_applied(1)
-    assert line.frames_to_resend(10.0) == []  # it moved a moment ago
-    assert line.frames_to_resend(10.0 + RESEND_AFTER_S / 2) == []
-    assert _seqs(line.frames_to_resend(10.0 + RESEND_AFTER_S)) == [2, 3]
-    assert line.frames_to_resend(10.1 + RESEND_AFTER_S) == []
-    assert _seqs(line.frames_to_resend(10.0 + 2 * RESEND_AFTER_S)) == [2, 3]
+    assert line.messages_to_resend(10.0) == []  # it moved a moment ago
+    assert line.messages_to_resend(10.0 + RESEND_AFTER_S / 2) == []
+    assert _seqs(line.messages_to_resend(10.0 + RESEND_AFTER_S)) == [2, 3]
+    assert line.messages_to_resend(10.1 + RESEND_AFTER_S) == []
+    assert _seqs(line.messages_to_resend(10.0 + 2 * RESEND_AFTER_S)) == [2, 3]
 
 
 def test_a_line_that_was_idle_waits_a_second_from_its_next_message() -> None:
     line = make_line()
-    assert line.frames_to_resend(100.0) == []
+    assert line.messages_to_resend(100.0) == []
     line.stage(make_add(1))
-    assert line.frames_to_resend(100.0 + RESEND_AFTER_S / 2) == []
-    assert _seqs(line.frames_to_resend(100.0 + RESEND_AFTER_S)) == [1]
+    assert line.messages_to_resend(100.0 + RESEND_AFTER_S / 2) == []
+    assert _seqs(line.messages_to_resend(100.0 + RESEND_AFTER_S)) == [1]
 
 
 def test_a_line_that_moves_is_never_sent_again() -> None:
     line = _staged(50)
     for tick in range(40):
         line.on_applied(tick + 1)
-        assert line.frames_to_resend(float(tick)) == []
+        assert line.messages_to_resend(float(tick)) == []
 
 
 def test_missing_output_frames_are_counted_and_old_ones_are_not() -> None:
@@ -83,6 +85,19 @@ def test_missing_output_frames_are_counted_and_old_ones_are_not() -> None:
 
 
 def test_a_staged_frame_is_the_message() -> None:
-    decoded = line_decoder().decode(make_line().stage(make_add(5)))
+    decoded = line_decoder().decode_frames(make_line().stage(make_add(5)))
     assert isinstance(decoded, AddRequest)
     assert decoded.request_id == 5
+
+
+def test_a_message_with_a_tensor_is_sent_again_whole() -> None:
+    line = make_line()
+    add = make_add(1)
+    add.prompt_embeds = Tensor("float32", (1, 2), b"embedded")
+    line.stage(add)
+    assert line.messages_to_resend(0.0) == []
+    (frames,) = line.messages_to_resend(10 * RESEND_AFTER_S)
+    assert frames[1] is add.prompt_embeds.data, "the tail copies no tensor"
+    decoded = line_decoder().decode_frames(frames)
+    assert isinstance(decoded, AddRequest)
+    assert decoded.prompt_embeds == add.prompt_embeds

@@ -1,7 +1,8 @@
 from engine.proc.backlog import Backlog
-from engine.proc.outbox import Outbox
+from engine.proc.outbox import MAX_OUTPUTS_PER_FRAME, Outbox
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import EngineCoreOutput, ErrorKind, FinishReason, UtilityOutput
+from engine.wire.tensors import Tensor
 
 ENGINE = EngineId(0, 1)
 CLIENT = ClientId(0, 1)
@@ -70,7 +71,7 @@ def join(*steps: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
     backlog = Backlog()
     for step in steps:
         backlog.add(step)
-    return backlog.outputs()
+    return backlog.first(MAX_OUTPUTS_PER_FRAME)
 
 
 def test_merging_keeps_the_first_facts_and_the_end() -> None:
@@ -96,6 +97,27 @@ def test_what_a_step_gave_is_not_changed_by_merging() -> None:
     step = [output(1, 0, [5])]
     join(step, [output(1, 1, [6])])
     assert step[0].new_token_ids == [5]
+
+
+def test_a_vector_stays_with_its_sequence() -> None:
+    pooled = Tensor("float32", (1,), b"abcd")
+    ended = EngineCoreOutput(1, 0, 0, 0, [], FinishReason.STOP, pooled=pooled)
+    assert [o.pooled for o in join([output(2, 0, [5])], [ended], [output(2, 1, [6])])] == [None, pooled]
+
+
+def test_what_waited_long_goes_out_in_several_frames() -> None:
+    outbox = make_outbox()
+    many = MAX_OUTPUTS_PER_FRAME + 5
+    for step in range(2):
+        outbox.add([output(i, step, [step]) for i in range(many)], report_seq=step)
+    outbox.add_last_words("device lost")
+    frames = []
+    while outbox.has_frame:
+        frames.append(outbox.peek(0))
+        outbox.sent()
+    assert [len(frame.outputs) for frame in frames] == [MAX_OUTPUTS_PER_FRAME, 5, 0]
+    assert [o.request_id for frame in frames for o in frame.outputs] == list(range(many))
+    assert [frame.dead for frame in frames] == [None, None, "device lost"]
 
 
 def test_utility_answers_travel_one_to_a_frame_and_in_order() -> None:

@@ -1,5 +1,6 @@
 """Hypothesis strategies for wire messages, derived from their types."""
 
+import math
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,7 @@ from engine.wire.messages import (
     SupervisorReport,
     UtilityRequest,
 )
+from engine.wire.tensors import ITEM_BYTES, Tensor
 
 MESSAGES: tuple[type[msgspec.Struct], ...] = (
     AddRequest,
@@ -38,6 +40,15 @@ _ANY = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    """Draw a small tensor, possibly without items or without dimensions."""
+    dtype = draw(st.sampled_from(list(ITEM_BYTES)))
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    num_bytes = math.prod(shape) * ITEM_BYTES[dtype]
+    return Tensor(dtype, shape, draw(st.binary(min_size=num_bytes, max_size=num_bytes)))
 
 
 @cache
@@ -75,6 +86,8 @@ def _values(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.one_of([_values(member) for member in kind.types])
         case inspect.AnyType():
             return _ANY
+        case inspect.CustomType(cls) if cls is Tensor:
+            return tensors()
     raise NotImplementedError(f"no strategy for {kind}: add one when a wire message needs it")
 
 

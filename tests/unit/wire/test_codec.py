@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.wire import codec
-from engine.wire.codec import Decoder, encode
+from engine.wire.codec import Decoder, FrameEncoder, encode
 from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import (
@@ -113,7 +113,7 @@ def test_each_message_of_a_line_comes_back_equal(make: Callable[[], Decoder[Any]
 @settings(max_examples=50)
 def test_every_value_of_every_message_comes_back_equal(message_type: type[msgspec.Struct], data: st.DataObject) -> None:
     message = data.draw(messages(message_type))
-    assert Decoder[Any](message_type).decode(encode(message)) == message
+    assert Decoder[Any](message_type).decode_frames(FrameEncoder().encode(message)) == message
 
 
 def test_every_message_type_has_an_example() -> None:
