@@ -13,8 +13,9 @@ from typing import Any
 from msgspec import Struct
 
 from engine.wire.ids import ClientId, EngineId
+from engine.wire.load import Load as Load
 from engine.wire.logprobs import Logprobs
-from engine.wire.sampling import SamplingParams
+from engine.wire.sampling import PoolingParams, SamplingParams
 from engine.wire.tensors import Tensor
 
 EEP_NOTIFICATION_CALL_ID = -1
@@ -22,15 +23,6 @@ EEP_NOTIFICATION_CALL_ID = -1
 
 
 # --- client -> engine: the request line (section 1) -----------------------------------------------------------------
-
-
-class PoolingParams(Struct, array_like=True, frozen=True):
-    """The sequence is to end with one vector instead of tokens: the final hidden state of its last prompt token.
-
-    normalize: scale it to length 1.
-    """
-
-    normalize: bool = True
 
 
 class AddRequest(Struct, array_like=True, tag=1):
@@ -214,28 +206,6 @@ class EnginePhase(IntEnum):
     RUNNING = 2
     PARKED = 3
     STOPPING = 4
-
-
-class Load(Struct, array_like=True, frozen=True, gc=False):
-    """Counters of one engine. The first five are gauges, the rest only grow within one incarnation.
-
-    num_queued: sequences received but not yet seen by the scheduler.
-    kv_usage: used share of the KV cache, 0..1.
-    num_prefix_query_tokens, num_prefix_hit_tokens: tokens of the sequences that began to run, and those of them that
-        the prefix cache held already.
-    """
-
-    num_queued: int = 0
-    num_waiting: int = 0
-    num_running: int = 0
-    num_waiting_tokens: int = 0
-    kv_usage: float = 0.0
-    num_steps: int = 0
-    num_prompt_tokens: int = 0
-    num_generation_tokens: int = 0
-    num_preemptions: int = 0
-    num_prefix_query_tokens: int = 0
-    num_prefix_hit_tokens: int = 0
 
 
 class EngineReport(Struct, array_like=True, frozen=True, tag=1):

@@ -1,4 +1,4 @@
-"""How the next token of a sequence is chosen, as it travels with every request."""
+"""What is asked of a sequence, as it travels with every request: how its next token is chosen, or a vector."""
 
 from msgspec import Struct
 
@@ -47,3 +47,12 @@ class SamplingParams(Struct, array_like=True, frozen=True, kw_only=False):
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     grammar: str | None = None
+
+
+class PoolingParams(Struct, array_like=True, frozen=True):
+    """The sequence is to end with one vector instead of tokens: the final hidden state of its last prompt token.
+
+    normalize: scale it to length 1.
+    """
+
+    normalize: bool = True

@@ -1,0 +1,25 @@
+"""The counters of one engine, as its reports carry them."""
+
+from msgspec import Struct
+
+
+class Load(Struct, array_like=True, frozen=True, gc=False):
+    """Counters of one engine. The first five are gauges, the rest only grow within one incarnation.
+
+    num_queued: sequences received but not yet seen by the scheduler.
+    kv_usage: used share of the KV cache, 0..1.
+    num_prefix_query_tokens, num_prefix_hit_tokens: tokens of the sequences that began to run, and those of them that
+        the prefix cache held already.
+    """
+
+    num_queued: int = 0
+    num_waiting: int = 0
+    num_running: int = 0
+    num_waiting_tokens: int = 0
+    kv_usage: float = 0.0
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+    num_preemptions: int = 0
+    num_prefix_query_tokens: int = 0
+    num_prefix_hit_tokens: int = 0
