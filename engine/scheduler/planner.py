@@ -1,17 +1,40 @@
 """Which tokens run in the next step: continuous batching with chunked prefill and preemption by recompute."""
 
+from collections import defaultdict
+from dataclasses import dataclass, field
+
 from engine.config import SchedulerConfig
-from engine.scheduler.blocks import BlockPool
+from engine.scheduler.blocks import BlockHash, BlockPool
 from engine.scheduler.plan import ScheduledChunk, SequenceState, StepPlan
 from engine.scheduler.prefix_cache import PrefixCache
 from engine.scheduler.roster import Roster
 from engine.scheduler.waiting import order, rank
 
 
+@dataclass(slots=True)
+class _Draft:
+    """A plan in the making.
+
+    room: tokens that still fit. computing: names of the blocks that its prompts compute next, by their place.
+    num_held, num_held_blocks: the first of those that wait, as many as wait for one of these blocks, and what is kept
+        free for them.
+    """
+
+    room: int
+    chunks: list[ScheduledChunk] = field(default_factory=list)
+    computing: defaultdict[int, set[BlockHash]] = field(default_factory=lambda: defaultdict(set))
+    num_held: int = 0
+    num_held_blocks: int = 0
+
+
 class Planner:
     """Fills a step: decodes first, so that no prompt stalls them, then prompts under way and newcomers in ``order``.
 
     Running sequences hold blocks for all tokens known when they were admitted and grow by one block at a time.
+
+    A newcomer that begins with what the step computes already, as all samples of a prompt do but the first, is held
+    back until the cache has it. Its seat and blocks stay free meanwhile, and every step in which it is held computes a
+    part of its own beginning. Nobody is held for one that comes later in ``order``, so a promoted one not for long.
     """
 
     def __init__(self, config: SchedulerConfig, roster: Roster, pool: BlockPool, cache: PrefixCache) -> None:
@@ -26,50 +49,73 @@ class Planner:
         self._roster.give_turn()
         self._make_way()
         num_preemptions = self._roster.num_preemptions
-        chunks: list[ScheduledChunk] = []
-        room = self._plan_decodes(chunks, self._max_num_tokens)
+        draft = _Draft(self._max_num_tokens)
+        self._plan_decodes(draft)
         # Nobody is admitted when a decode had to preempt: the victim would come straight back.
         may_admit = self._roster.num_preemptions == num_preemptions
-        self._plan_prefills(chunks, room, may_admit=may_admit)
-        return StepPlan(chunks)
+        self._plan_prefills(draft, may_admit=may_admit)
+        return StepPlan(draft.chunks)
 
-    # --- filling: each takes the room left in the step, in tokens, and returns what it leaves -----------------------
+    # --- filling ----------------------------------------------------------------------------------------------------
 
-    def _plan_decodes(self, chunks: list[ScheduledChunk], room: int) -> int:
+    def _plan_decodes(self, draft: _Draft) -> None:
         for sequence in list(self._roster.running):
-            if room == 0:
+            if draft.room == 0:
                 break
             start = sequence.num_computed
             # An empty table means that a decode before it preempted it.
             if len(sequence.token_ids) - start == 1 and sequence.block_table and self._grow(sequence):
-                chunks.append(ScheduledChunk(sequence, start, 1, True))
-                room -= 1
-        return room
+                draft.chunks.append(ScheduledChunk(sequence, start, 1, True))
+                draft.room -= 1
 
-    def _plan_prefills(self, chunks: list[ScheduledChunk], room: int, *, may_admit: bool) -> None:
+    def _plan_prefills(self, draft: _Draft, *, may_admit: bool) -> None:
         under_way = [s for s in self._roster.running if len(s.token_ids) - s.num_computed > 1]
         for sequence in under_way:
             if may_admit:
-                room = self._plan_admissions(chunks, room, before=sequence)
-            if room == 0:
+                self._plan_admissions(draft, before=sequence)
+            if draft.room == 0:
                 return
-            room -= _append_prefill(chunks, sequence, room)
+            self._plan_prefill(draft, sequence)
         if may_admit:
-            self._plan_admissions(chunks, room)
+            self._plan_admissions(draft)
 
-    def _plan_admissions(self, chunks: list[ScheduledChunk], room: int, before: SequenceState | None = None) -> int:
-        while room > 0:
-            head = self._roster.waiting.first()
-            if head is None or (before is not None and order(before) < order(head)) or not self._admit(head):
+    def _plan_prefill(self, draft: _Draft, sequence: SequenceState) -> None:
+        """Plan as much of a prompt as there is room for."""
+        start = sequence.num_computed
+        remaining = len(sequence.token_ids) - start
+        num_tokens = min(remaining, draft.room)
+        draft.chunks.append(ScheduledChunk(sequence, start, num_tokens, num_tokens == remaining))
+        draft.room -= num_tokens
+        if (block := self._cache.next_block(sequence)) is not None:
+            index, name = block
+            draft.computing[index].add(name)
+
+    def _plan_admissions(self, draft: _Draft, before: SequenceState | None = None) -> None:
+        while draft.room > 0 and len(self._roster.running) + draft.num_held < self._max_num_seqs:
+            head = self._roster.waiting.at(draft.num_held)
+            if head is None or (before is not None and order(before) < order(head)):
                 break
-            room -= _append_prefill(chunks, head, room)
-        return room
+            if self._hold(draft, head):
+                continue
+            if not self._admit(draft, head):
+                break
+            self._plan_prefill(draft, head)
+
+    def _hold(self, draft: _Draft, sequence: SequenceState) -> bool:
+        """Let a newcomer wait, and keep room for it, when this step computes what it needs next."""
+        for index, names in draft.computing.items():
+            if self._cache.could_use(sequence, index, names):
+                draft.num_held += 1
+                draft.num_held_blocks += self._pool.blocks_for(len(sequence.token_ids)) - index
+                return True
+        return False
 
     # --- room in the cache ------------------------------------------------------------------------------------------
 
-    def _admit(self, sequence: SequenceState) -> bool:
+    def _admit(self, draft: _Draft, sequence: SequenceState) -> bool:
         hits = self._cache.find(sequence)
-        if not self._fits(self._demand(sequence, hits), self._pool.num_free, len(self._roster.running)):
+        num_free = self._pool.num_free - draft.num_held_blocks
+        if not self._fits(self._demand(sequence, hits), num_free, len(self._roster.running) + draft.num_held):
             return False
         self._pool.share(hits)
         blocks = self._pool.allocate(self._pool.blocks_for(len(sequence.token_ids)) - len(hits))
@@ -126,11 +172,3 @@ class Planner:
             if victim is sequence:
                 return False
         return True
-
-
-def _append_prefill(chunks: list[ScheduledChunk], sequence: SequenceState, room: int) -> int:
-    """Plan as much of a prompt as there is room for; return the tokens taken."""
-    remaining = len(sequence.token_ids) - sequence.num_computed
-    num_tokens = min(remaining, room)
-    chunks.append(ScheduledChunk(sequence, sequence.num_computed, num_tokens, num_tokens == remaining))
-    return num_tokens

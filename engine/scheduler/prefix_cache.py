@@ -1,5 +1,7 @@
 """Which beginning of a sequence the KV cache holds already."""
 
+from collections.abc import Set
+
 from engine.scheduler.blocks import BlockHash, BlockPool
 from engine.scheduler.hashing import block_hash, chain_start
 from engine.scheduler.plan import SequenceState
@@ -23,13 +25,23 @@ class PrefixCache:
         They are not in use yet: whoever wants them calls ``share`` of the pool before anything is allocated.
         """
         blocks: list[int] = []
-        if self._enabled and not sequence.awaits_prompt_logprobs:
-            for index in range((len(sequence.token_ids) - 1) // self._pool.block_size):
-                block = self._pool.find(self._name(sequence, index))
-                if block is None:
-                    break
-                blocks.append(block)
+        for index in range(self._num_findable(sequence)):
+            block = self._pool.find(self._name(sequence, index))
+            if block is None:
+                break
+            blocks.append(block)
         return blocks
+
+    def next_block(self, sequence: SequenceState) -> tuple[int, BlockHash] | None:
+        """Return place and name of the full block that a sequence which runs computes next; None when there is none."""
+        index = sequence.num_computed // self._pool.block_size
+        if not self._enabled or (index + 1) * self._pool.block_size > len(sequence.token_ids):
+            return None
+        return index, self._name(sequence, index)
+
+    def could_use(self, sequence: SequenceState, index: int, names: Set[BlockHash]) -> bool:
+        """Tell whether one of these blocks is the one at ``index`` of a sequence that waits, and may spare it work."""
+        return index < self._num_findable(sequence) and self._name(sequence, index) in names
 
     def commit(self, sequence: SequenceState, start: int, end: int) -> None:
         """Note the blocks that became full because tokens ``[start, end)`` were computed."""
@@ -41,10 +53,17 @@ class PrefixCache:
         """Forget the content of every free block; True when the cache is empty now, because no content was in use."""
         return self._pool.forget_free()
 
+    def _num_findable(self, sequence: SequenceState) -> int:
+        """Return how many of its first blocks a sequence could be spared."""
+        if not self._enabled or sequence.awaits_prompt_logprobs:
+            return 0
+        return (len(sequence.token_ids) - 1) // self._pool.block_size
+
     def _name(self, sequence: SequenceState, index: int) -> BlockHash:
         names = sequence.block_hashes
-        if index == len(names):
-            size = self._pool.block_size
+        size = self._pool.block_size
+        while index >= len(names):
+            start = len(names) * size
             parent = names[-1] if names else chain_start(sequence.cache_salt)
-            names.append(block_hash(parent, sequence.token_ids[index * size : (index + 1) * size]))
+            names.append(block_hash(parent, sequence.token_ids[start : start + size]))
         return names[index]

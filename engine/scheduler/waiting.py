@@ -43,6 +43,10 @@ class WaitingQueue:
         """Return the sequence that runs next."""
         return self._sequences[0] if self._sequences else None
 
+    def at(self, place: int) -> SequenceState | None:
+        """Return the sequence that runs after ``place`` others."""
+        return self._sequences[place] if place < len(self._sequences) else None
+
     def push(self, sequence: SequenceState) -> None:
         """Let a sequence wait; neither its tokens nor its rank may change until it leaves."""
         insort(self._sequences, sequence, key=order)

@@ -44,6 +44,7 @@ def make_sequence(
     prompt: tuple[int, ...] | None = None,
     output_token_ids: tuple[int, ...] = (),
     client_id: ClientId = CLIENT,
+    sample_index: int = 0,
     attempt: int = 0,
     priority: int = 0,
     received_at: float = 0.0,
@@ -55,7 +56,7 @@ def make_sequence(
     return SequenceState(
         client_id=client_id,
         request_id=request_id,
-        sample_index=0,
+        sample_index=sample_index,
         attempt=attempt,
         sampling=SamplingParams(**({"max_tokens": 4} | sampling)),
         token_ids=[*prompt, *output_token_ids],

@@ -32,6 +32,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.leaving: set[int] = set()
         self.dropped: set[int] = set()
         self.plan: StepPlan | None = None
+        self.running: set[int] = set()
         self.is_stalled = False
 
     # --- events -----------------------------------------------------------------------------------------------------
@@ -45,6 +46,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from([None, None, "a"]),
         num_prompt_logprobs=st.sampled_from([None, None, None, 0]),
         other=st.booleans(),
+        num_alike=st.sampled_from([1, 1, 2, 3]),
     )
     def add(
         self,
@@ -56,24 +58,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: str | None,
         num_prompt_logprobs: int | None,
         other: bool,
+        num_alike: int,
     ) -> None:
-        """Add a sequence that begins like many others and ends like some."""
-        request_id = len(self.told) + 1
-        sequence = make_sequence(
-            request_id,
-            prompt=(7,) * num_shared + (request_id % 2,) * num_own,
-            output_token_ids=(50,) * num_output,
-            max_tokens=max_tokens,
-            priority=priority,
-            cache_salt=salt,
-            num_prompt_logprobs=num_prompt_logprobs,
-            client_id=OTHER_CLIENT if other else CLIENT,
-        )
-        self.live[request_id] = sequence
-        self.told[request_id] = num_output
-        if num_output >= max_tokens and not only_scores(sequence):
-            self.leaving.add(request_id)
-        self.scheduler.add(sequence)
+        """Add sequences that begin like many others and end like some."""
+        own = len(self.told) % 2
+        for request_id in range(len(self.told) + 1, len(self.told) + 1 + num_alike):
+            sequence = make_sequence(
+                request_id,
+                prompt=(7,) * num_shared + (own,) * num_own,
+                output_token_ids=(50,) * num_output,
+                max_tokens=max_tokens,
+                priority=priority,
+                cache_salt=salt,
+                num_prompt_logprobs=num_prompt_logprobs,
+                client_id=OTHER_CLIENT if other else CLIENT,
+            )
+            self.live[request_id] = sequence
+            self.told[request_id] = num_output
+            if num_output >= max_tokens and not only_scores(sequence):
+                self.leaving.add(request_id)
+            self.scheduler.add(sequence)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -104,6 +108,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def make_plan(self) -> None:
         """Also drops a plan that is out."""
         self.dropped.clear()
+        self.running = {sequence.request_id for sequence in self.scheduler._roster.running}
         self.plan = self.scheduler.plan()
         self.check_plan(self.plan)
         self.cache.on_plan(self.plan)
@@ -144,6 +149,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert chunk.samples == (end == len(sequence.token_ids))
             assert end <= len(sequence.block_table) * BLOCK_SIZE
             assert not (self.is_stalled and sequence.client_id == OTHER_CLIENT)
+        self.check_nothing_is_computed_twice(plan)
+
+    def check_nothing_is_computed_twice(self, plan: StepPlan) -> None:
+        """No newcomer computes a block that somebody before it in the plan computes and it could have found."""
+        computed: set[object] = set()
+        for chunk in plan.chunks:
+            sequence, next_end = chunk.sequence, (chunk.start // BLOCK_SIZE + 1) * BLOCK_SIZE
+            is_new = sequence.request_id not in self.running
+            if next_end < len(sequence.token_ids) and is_new and not sequence.awaits_prompt_logprobs:
+                assert content(sequence, next_end) not in computed
+            if len(sequence.token_ids) - chunk.start > 1 and next_end <= len(sequence.token_ids):
+                computed.add(content(sequence, next_end))
 
     def check_output(self, output: EngineCoreOutput) -> None:
         request_id = output.request_id
