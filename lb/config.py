@@ -13,6 +13,7 @@ class CoordinatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     client_silence_s: a client that has not reported for this long is no longer listed, and engines free its requests.
     settle_s: a successor listens this long before it publishes, so that it never publishes an empty list of clients
         that are merely not heard yet. Five report intervals.
+    stall_timeout_s: an engine that has work and makes no progress for this long, or is silent for as long, is hung.
     security: keys of lines between hosts; None leaves both plain.
     """
 
@@ -21,5 +22,6 @@ class CoordinatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     state_endpoint: str
     client_silence_s: float = 10.0
     settle_s: float = 1.0
+    stall_timeout_s: float = 60.0
     log_level: str = "INFO"
     security: WireSecurity | None = None

@@ -94,6 +94,9 @@ class ServeConfig(BaseModel):
     start_timeout: float = knob(300.0, "lifecycle", "seconds until every rank must be ready", gt=0)
     shutdown_timeout: float = knob(10.0, "lifecycle", "seconds that running requests get to finish when stopping", ge=0)
 
+    stall_timeout: float = knob(
+        60.0, "lifecycle", "seconds without a step, or without a sign, after which a rank is killed and refilled", gt=0
+    )
     max_restarts: int = knob(
         5, "lifecycle", "restarts of a rank without a minute of service in between; then it stays dead; 0: none", ge=0
     )

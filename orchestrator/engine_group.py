@@ -10,7 +10,7 @@ from engine.config import EngineSpec
 from engine.wire.curve import WireSecurity
 from engine.wire.errors import StartupError
 from engine.wire.ids import EngineId
-from engine.wire.messages import EngineReport
+from engine.wire.messages import EngineReport, GroupState
 from orchestrator.coordinator_keeper import BoundEndpoints
 from orchestrator.group_line import GroupLine
 from orchestrator.launch.host import EngineExit, EngineHandle, EngineHost
@@ -58,7 +58,12 @@ class EngineGroup:
     def connect(self, endpoints: BoundEndpoints, security: WireSecurity | None) -> None:
         """Open the line to the coordinator and publish the seats from now on."""
         self._line = GroupLine(
-            endpoints.report_endpoint, endpoints.state_endpoint, self.seats.to_report, self._on_report, security
+            endpoints.report_endpoint,
+            endpoints.state_endpoint,
+            self.seats.to_report,
+            self._on_report,
+            self._on_group_state,
+            security,
         )
         self._line.publish()
 
@@ -136,12 +141,27 @@ class EngineGroup:
         seat = self.seats.on_report(report, asyncio.get_running_loop().time())
         if seat is None:
             return
+        if seat.engine_id in was_ready:
+            return
         self._progress.show(seat)
-        if seat.is_ready and seat.engine_id not in was_ready:
+        if seat.is_ready:
             self._publish()
             self._listen_as_needed()
         if self.seats.all_ready:
             self._all_ready.set()
+
+    def _on_group_state(self, state: GroupState) -> None:
+        if self._is_stopping or not self.seats.refills:
+            return
+        news, hung = self.seats.on_suspects(state.suspects)
+        for seat in news:
+            if seat.suspect is not None:
+                _LOG.warning("%s gets no new requests: %s", seat.name, seat.suspect.reason)
+            else:
+                _LOG.info("%s is heard and makes progress again", seat.name)
+        for seat in hung:
+            _LOG.error("%s is hung: %s; killing it", seat.name, seat.hung)
+            self._host.kill(seat.engine_id)
 
     def _listen_as_needed(self) -> None:
         if self._line is not None:

@@ -1,4 +1,4 @@
-"""The supervisor's line to the coordinator: seats go out, engine reports come in."""
+"""The supervisor's line to the coordinator: seats go out; the group's state and, on demand, loads come in."""
 
 import asyncio
 import itertools
@@ -10,7 +10,13 @@ import zmq
 from engine.wire.codec import encode, state_decoder
 from engine.wire.curve import WireSecurity
 from engine.wire.errors import MalformedMessageError
-from engine.wire.messages import LOAD_TOPIC, EngineReport, LoadSnapshot, SupervisorReport
+from engine.wire.messages import (
+    GROUP_TOPIC,
+    LOAD_TOPIC,
+    EngineReport,
+    GroupState,
+    SupervisorReport,
+)
 from engine.wire.sockets import AsyncReceiver, Frames, connect, make_socket, send_nowait
 
 _LOG = logging.getLogger(__name__)
@@ -30,10 +36,13 @@ class GroupLine:
         state_endpoint: str,
         make_report: Callable[[int], SupervisorReport],
         on_engine_report: Callable[[EngineReport], None],
+        on_group_state: Callable[[GroupState], None],
         security: WireSecurity | None = None,
     ) -> None:
         self._make_report = make_report
         self._on_engine_report = on_engine_report
+        self._on_group_state = on_group_state
+        self._newest = (-1, -1)
         self._numbers = itertools.count(1)
         self._decoder = state_decoder()
         self._num_dropped = 0
@@ -41,7 +50,7 @@ class GroupLine:
         self._is_listening = True
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._push = make_socket(self._context, zmq.PUSH, security=security)
-        self._state = make_socket(self._context, zmq.XSUB, topics=(LOAD_TOPIC,), security=security)
+        self._state = make_socket(self._context, zmq.XSUB, topics=(GROUP_TOPIC, LOAD_TOPIC), security=security)
         connect(self._push, report_endpoint)
         connect(self._state, state_endpoint)
         self._receiver = AsyncReceiver(self._state, self._on_state)
@@ -75,6 +84,18 @@ class GroupLine:
             if self._num_dropped == 1:
                 _LOG.warning("dropped a malformed message on the state line: %s", error)
             return
-        if isinstance(message, LoadSnapshot):
+        if isinstance(message, GroupState):
+            self._take_group_state(message)
+        else:
             for report in message.reports:
                 self._on_engine_report(report)
+
+    def _take_group_state(self, state: GroupState) -> None:
+        number = (state.generation, state.seq)
+        if number <= self._newest:
+            return
+        is_successor = state.generation > self._newest[0]
+        self._newest = number
+        if is_successor:
+            self.publish()  # a new coordinator starts from reports alone, and ours is the one that names the seats
+        self._on_group_state(state)

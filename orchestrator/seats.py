@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, EngineReport, Seat, SeatState, SupervisorReport
+from engine.wire.messages import EnginePhase, EngineReport, Seat, SeatState, SupervisorReport, Suspect
 from orchestrator.launch.host import EngineExit
 from orchestrator.restarts import RestartRule, Restarts
 
@@ -24,7 +24,8 @@ class SeatStatus:
     """One seat and the engine in it.
 
     report: the engine's newest. exit: set once, when its host confirmed the end; refill_in_s: set with it, the pause
-    before the next engine, None when there will be none.
+    before the next engine, None when there will be none. suspect: what the coordinator says of it. hung: why it was
+    killed by us.
     """
 
     engine_id: EngineId
@@ -33,6 +34,8 @@ class SeatStatus:
     exit: EngineExit | None = None
     refill_in_s: float | None = None
     dismissed: bool = False
+    suspect: Suspect | None = None
+    hung: str = ""
 
     @property
     def is_ready(self) -> bool:
@@ -68,6 +71,12 @@ class SeatStatus:
         if self.report.phase is EnginePhase.LOADING:
             return f"loading: {self.report.detail}" if self.report.detail else "loading"
         return f"ready on {self.report.device} of {self.report.node} (pid {self.report.pid})"
+
+    @property
+    def name(self) -> str:
+        """Name the engine so that a person finds it: rank, process and node."""
+        where = f", pid {self.report.pid} on {self.report.node}" if self.report is not None else ""
+        return f"rank {self.engine_id.rank} (engine {self.engine_id}{where})"
 
     @property
     def end_reason(self) -> str:
@@ -114,11 +123,32 @@ class SeatTable:
         """Take the confirmed end of an engine's process; return its seat, with whether and when it is filled again."""
         seat = self.of(engine_id)
         assert seat is not None, "a seat is filled again only after the end of its engine"
+        if seat.hung:
+            end = replace(end, reason=f"hung: {seat.hung}, killed", was_hung=True)
         seat.exit = end
         seat.history.ends[end.kind] += 1
         seat.history.last_reason = end.reason
         seat.refill_in_s = seat.history.restarts.on_end(now) if self.refills else None
         return seat
+
+    def on_suspects(self, suspects: Sequence[Suspect]) -> tuple[list[SeatStatus], list[SeatStatus]]:
+        """Take the coordinator's suspects; return the seats of which that is news, and those whose engine hangs.
+
+        An engine hangs once: it is killed for it, and what is said of it until it is gone is no news.
+        """
+        by_engine = {suspect.engine_id: suspect for suspect in suspects}
+        news, hung = [], []
+        for seat in self._seats.values():
+            suspect = by_engine.get(seat.engine_id)
+            if seat.exit is not None or seat.hung:
+                continue
+            if suspect is not None and suspect.is_hung:
+                seat.hung = suspect.reason
+                hung.append(seat)
+            elif (suspect is None) != (seat.suspect is None):
+                news.append(seat)
+            seat.suspect = suspect
+        return news, hung
 
     def refill(self, rank: int) -> SeatStatus:
         """Put the next engine into the seat of one that ended, and return the seat."""

@@ -116,6 +116,7 @@ class Supervisor:
             generation=1,
             report_endpoint=chosen.report,
             state_endpoint=chosen.state,
+            stall_timeout_s=self._config.stall_timeout,
             log_level=self._config.log_level,
             security=security,
         )

@@ -1,7 +1,7 @@
 """What the coordinator's state means for one engine."""
 
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import ClientInfo, GroupState, SeatState
+from engine.wire.messages import ClientInfo, GroupState, Seat, SeatState
 
 
 class GroupView:
@@ -26,8 +26,15 @@ class GroupView:
         self.epoch = state.committed.epoch
         proposed = state.proposal.epoch if state.proposal is not None else 0
         self.max_epoch_seen = max(self.max_epoch_seen, self.epoch, proposed)
-        self.is_dismissed = self._engine_id in state.dismissed
-        self.is_leaving = any(
-            seat.engine_id == self._engine_id and seat.state is SeatState.LEAVING for seat in state.seats
-        )
+        seat = next((seat for seat in state.seats if seat.engine_id.rank == self._engine_id.rank), None)
+        self.is_dismissed = self._engine_id in state.dismissed or self._has_lost_its_seat(seat)
+        self.is_leaving = seat is not None and seat.engine_id == self._engine_id and seat.state is SeatState.LEAVING
         return True
+
+    def _has_lost_its_seat(self, seat: Seat | None) -> bool:
+        """Tell whether this engine was declared dead while its host was out of reach: it must not live on beside."""
+        if seat is None:
+            return False
+        if seat.engine_id == self._engine_id:
+            return seat.state is SeatState.DEAD
+        return seat.engine_id.incarnation > self._engine_id.incarnation

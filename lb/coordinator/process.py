@@ -28,7 +28,7 @@ class Coordinator:
     """Wakes for messages and deadlines only. Any bytes on any socket are counted and dropped."""
 
     def __init__(self, spec: CoordinatorSpec) -> None:
-        self._state = CoordinatorState(spec.generation, spec.client_silence_s)
+        self._state = CoordinatorState(spec.generation, spec.client_silence_s, spec.stall_timeout_s)
         self._decoder = report_decoder()
         self._group = Cadence(min_gap_s=0.005, repeat_gap_s=0.1, max_gap_s=1.0)
         self._load = Cadence(min_gap_s=0.05, max_gap_s=1.0)
@@ -56,7 +56,8 @@ class Coordinator:
     def run(self) -> None:
         """Serve until an exception (the stop signal's) ends it."""
         while True:
-            wait_s = max(0.0, self._next_deadline() - time.monotonic())
+            now = time.monotonic()
+            wait_s = max(0.0, self._next_deadline(now) - now)
             # In whole ms; waking just before the deadline would spin.
             for readable, _ in self._poller.poll(int(wait_s * 1000) + 1):
                 if readable is self._reports:
@@ -76,10 +77,10 @@ class Coordinator:
         """Close the sockets; idempotent."""
         self._context.destroy(linger=0)
 
-    def _next_deadline(self) -> float:
+    def _next_deadline(self, now: float) -> float:
         group = self._group.due_at(self._state.group_version, observed=self._state.is_observed())
         load = self._load.due_at(self._state.load_version)
-        return max(self._publish_from, min(group, load, self._state.next_expiry()))
+        return max(self._publish_from, min(group, load, self._state.next_expiry(now)))
 
     def _take_reports(self) -> None:
         for frames in _messages(self._reports):

@@ -7,36 +7,38 @@ from msgspec.structs import astuple
 from engine.wire.ids import EngineId
 from engine.wire.messages import (
     ClientReport,
-    EnginePhase,
+    ClusterSettings,
     EngineReport,
     GroupState,
     LoadSnapshot,
     Membership,
+    PauseMode,
     Report,
     Seat,
     SeatState,
     SupervisorReport,
 )
 from lb.coordinator.clients import ClientRegistry
+from lb.coordinator.watch import SERVING, EngineWatch
 
 MAX_SEATS = 4096
-
-_SERVING = (EnginePhase.IDLE, EnginePhase.RUNNING)
 
 
 class CoordinatorState:
     """Keeps everybody's newest report and derives the group from them.
 
     Newest means highest (incarnation, report_seq) per seat, so loss, repetition and reordering need no other rule. The
-    coordinator adds nothing up and declares nothing: a death is what the supervisor confirmed, and an engine that is
-    merely silent stays a member with its last report.
+    coordinator adds nothing up and declares no death: that is what the supervisor confirmed, and an engine that is
+    merely silent stays a member with its last report. It does say who is suspect, since it hears all of them.
 
     group_version, load_version: rise whenever the next GroupState or LoadSnapshot would say something new.
     """
 
-    def __init__(self, generation: int, client_silence_s: float) -> None:
+    def __init__(self, generation: int, client_silence_s: float, stall_timeout_s: float) -> None:
         self._generation = generation
         self._seq = 0
+        self._watch = EngineWatch(stall_timeout_s)
+        self._settings = ClusterSettings()
         self._clients = ClientRegistry(client_silence_s)
         self._reports: dict[int, EngineReport] = {}
         self._seats: dict[int, Seat] = {}
@@ -50,20 +52,22 @@ class CoordinatorState:
     def on_report(self, report: Report, now: float) -> None:
         """Take one report from anybody; an old one, or one that makes no sense, is counted and dropped."""
         if isinstance(report, EngineReport):
-            self._on_engine(report)
+            self._on_engine(report, now)
         elif isinstance(report, ClientReport):
             self._on_client(report, now)
         else:
-            self._on_supervisor(report)
+            self._on_supervisor(report, now)
 
     def expire(self, now: float) -> None:
-        """Take out clients that have been silent for too long."""
-        if self._clients.expire(now):
+        """Take out clients that have been silent for too long, and work out which engines are suspect."""
+        clients_changed = self._clients.expire(now)
+        suspects_changed = self._watch.judge(now, is_paused=self._settings.pause is not PauseMode.RUN)
+        if clients_changed or suspects_changed:
             self.group_version += 1
 
-    def next_expiry(self) -> float:
+    def next_expiry(self, now: float) -> float:
         """Return when ``expire`` may next have something to do."""
-        return self._clients.next_expiry()
+        return min(self._clients.next_expiry(), self._watch.next_deadline(now))
 
     def is_observed(self) -> bool:
         """Tell whether every member has shown in its report that it saw the current epoch."""
@@ -84,6 +88,8 @@ class CoordinatorState:
             pause=0,
             clients=self._clients.live(),
             seats=list(self._seats.values()),
+            settings=self._settings,
+            suspects=list(self._watch.suspects),
         )
 
     def load_snapshot(self) -> LoadSnapshot:
@@ -91,7 +97,7 @@ class CoordinatorState:
         self._seq += 1
         return LoadSnapshot(self._generation, self._seq, [self._reports[rank] for rank in sorted(self._reports)])
 
-    def _on_engine(self, report: EngineReport) -> None:
+    def _on_engine(self, report: EngineReport, now: float) -> None:
         engine_id = report.engine_id
         if not self._has_room(engine_id) or not self._is_listed(engine_id):
             self.dropped["engine report from nobody"] += 1
@@ -101,6 +107,7 @@ class CoordinatorState:
             self.dropped["old engine report"] += 1
             return
         self._reports[engine_id.rank] = report
+        self._watch.on_report(report, now)
         if known is None or _content(known) != _content(report):
             self.load_version += 1
         if (known is not None and known.engine_id != engine_id) or self._belongs(report) != self._is_member(engine_id):
@@ -110,7 +117,7 @@ class CoordinatorState:
         if self._clients.on_report(report, now):
             self.group_version += 1
 
-    def _on_supervisor(self, report: SupervisorReport) -> None:
+    def _on_supervisor(self, report: SupervisorReport, now: float) -> None:
         if report.report_seq <= self._supervisor_seq or len(report.seats) > MAX_SEATS:
             self.dropped["old supervisor report"] += 1
             return
@@ -118,14 +125,16 @@ class CoordinatorState:
         seats = {seat.engine_id.rank: seat for seat in report.seats}
         dismissed = frozenset(report.dismissed)
         clients_changed = self._clients.on_gone(report.gone_clients)
-        if seats != self._seats or dismissed != self._dismissed or clients_changed:
+        wishes = (dismissed, report.settings)
+        if seats != self._seats or wishes != (self._dismissed, self._settings) or clients_changed:
             self._seats = seats
-            self._dismissed = dismissed
+            self._dismissed, self._settings = wishes
             self.group_version += 1
-            self._forget_the_gone()
+            self._forget_the_gone(now)
             self._refresh_members()
 
-    def _forget_the_gone(self) -> None:
+    def _forget_the_gone(self, now: float) -> None:
+        self._watch.on_seats(self._seats, now)
         gone = [rank for rank, report in self._reports.items() if not self._is_listed(report.engine_id)]
         for rank in gone:
             del self._reports[rank]
@@ -155,7 +164,7 @@ class CoordinatorState:
         return engine_id in self._membership.members
 
     def _belongs(self, report: EngineReport) -> bool:
-        return report.phase in _SERVING and report.engine_id not in self._dismissed
+        return report.phase in SERVING and report.engine_id not in self._dismissed
 
 
 def _order(report: EngineReport) -> tuple[int, int]:

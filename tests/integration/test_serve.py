@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import httpx
+import psutil
 import pytest
 
 from tests.integration.serving import (
@@ -190,6 +191,32 @@ def test_the_seat_of_a_killed_rank_is_filled_again_and_serves() -> None:
         served.send_signal(signal.SIGTERM)
         assert served.wait_exit() == 0, served.stderr
         served.assert_nothing_left()
+
+
+def test_a_stopped_rank_is_named_killed_and_refilled() -> None:
+    with deployment(*SIM, "--stall-timeout", "3") as served:
+        url = served.wait_ready()
+        victim = psutil.Process(ranks_of(url)[1]["pid"])
+        victim.suspend()
+        eventually(lambda: "gets no new requests: silent for 1." in served.stderr)
+        assert [chat(url, data_parallel_rank=0) for _ in range(4)] == ["length"] * 4
+        eventually(partial(rank_is, url, 1, "1.2"))
+        assert not victim.is_running()
+        assert f"rank 1 (engine 1.1, pid {victim.pid} on" in served.stderr
+        assert "is hung: silent for 3." in served.stderr
+        assert "is dead: hung: silent for 3." in served.stderr
+        assert chat(url, data_parallel_rank=1) == "length"
+
+
+def test_a_step_that_never_ends_is_named_killed_and_its_rank_refilled() -> None:
+    with deployment(*SIM, "--stall-timeout", "3", "--sim-hang-on-token", str(ord("#"))) as served:
+        url = served.wait_ready()
+        body = CHAT | {"messages": [{"role": "user", "content": "#"}], "data_parallel_rank": 1, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as answer:
+            eventually(lambda: "is dead: hung: no step for 3." in served.stderr)
+            answer.close()
+        eventually(partial(rank_is, url, 1, "1.2"))
+        assert "rank 0 (engine" not in served.stderr
 
 
 def test_the_death_of_every_rank_ends_the_deployment_with_their_reasons() -> None:

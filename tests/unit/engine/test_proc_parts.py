@@ -109,6 +109,24 @@ def test_a_dismissal_is_meant_for_one_life_of_a_seat() -> None:
     assert view.is_dismissed
 
 
+def test_an_engine_that_was_declared_dead_or_replaced_while_out_of_reach_is_dismissed() -> None:
+    rank, incarnation = ENGINE.rank, ENGINE.incarnation
+    verdicts = []
+    for seq, seat in enumerate(
+        [
+            Seat(ENGINE, SeatState.ALIVE),
+            Seat(EngineId(rank, incarnation - 1), SeatState.DEAD),
+            Seat(EngineId(rank + 1, incarnation + 1), SeatState.ALIVE),
+            Seat(ENGINE, SeatState.DEAD),
+            Seat(EngineId(rank, incarnation + 1), SeatState.STARTING),
+        ]
+    ):
+        view = GroupView(ENGINE)
+        view.update(group_state(seq=seq, seats=[seat]))
+        verdicts.append(view.is_dismissed)
+    assert verdicts == [False, False, False, True, True]
+
+
 def test_a_leaving_seat_is_known_by_its_engine() -> None:
     view = GroupView(ENGINE)
     view.update(group_state(seq=1, seats=[Seat(EngineId(0, 1), SeatState.LEAVING), Seat(ENGINE, SeatState.ALIVE)]))

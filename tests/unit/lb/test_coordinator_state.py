@@ -2,15 +2,18 @@
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import (
     ClientInfo,
     ClientReport,
+    ClusterSettings,
     EnginePhase,
     EngineReport,
     Load,
+    PauseMode,
     Seat,
     SeatState,
     SupervisorReport,
@@ -34,7 +37,7 @@ def _seats(seq: int, *seats: Seat, **changes: Any) -> SupervisorReport:
 
 
 def _state(*reports: Any, now: float = 0.0) -> CoordinatorState:
-    state = CoordinatorState(generation=3, client_silence_s=10.0)
+    state = CoordinatorState(generation=3, client_silence_s=10.0, stall_timeout_s=60.0)
     for report in reports:
         state.on_report(report, now)
     return state
@@ -152,7 +155,7 @@ def test_a_restarted_client_replaces_its_predecessor() -> None:
 def test_a_silent_client_is_taken_out_and_comes_back_when_it_speaks() -> None:
     state = _state(_client(0, 1), now=100.0)
     state.on_report(_client(0, 2), 105.0)
-    assert state.next_expiry() == 115.0
+    assert state.next_expiry(105.0) == 115.0
     state.expire(115.0)
     assert _clients(state) == [ClientId(0, 1)]
     state.expire(115.1)
@@ -207,3 +210,32 @@ def test_strangers_cannot_fill_the_memory() -> None:
     for index in range(1100):
         state.on_report(_client(index, 1), 0.0)
     assert len(state.group_state().clients) == 1024
+
+
+def test_a_suspect_and_its_recovery_are_new_states() -> None:
+    state = _state(_engine(E0, 1), _engine(E1, 1), now=100.0)
+    state.expire(100.0)
+    version = state.group_version
+    state.on_report(_engine(E0, 2), 101.2)
+    assert state.next_expiry(101.2) == pytest.approx(102.2)
+    state.expire(101.2)
+    assert state.group_version == version + 1
+    (suspect,) = state.group_state().suspects
+    assert (suspect.engine_id, suspect.is_hung) == (E1, False)
+    state.on_report(_engine(E1, 2), 101.3)
+    state.expire(101.3)
+    assert state.group_version == version + 2
+    assert state.group_state().suspects == []
+
+
+def test_what_the_operator_wants_is_passed_on_and_a_pause_is_no_stall() -> None:
+    settings = ClusterSettings(seq=3, pause=PauseMode.KEEP)
+    state = _state(_engine(E0, 1, EnginePhase.RUNNING, has_work=True), _seats(1, Seat(E0, SeatState.ALIVE)), now=0.0)
+    version = state.group_version
+    state.on_report(_seats(2, Seat(E0, SeatState.ALIVE), settings=settings), 0.0)
+    assert state.group_version == version + 1
+    assert state.group_state().settings == settings
+    for seq in range(2, 1000):
+        state.on_report(_engine(E0, seq, EnginePhase.RUNNING, has_work=True), seq / 5)
+        state.expire(seq / 5)
+    assert state.group_state().suspects == []

@@ -10,7 +10,15 @@ import zmq
 
 from engine.wire.codec import encode, report_decoder
 from engine.wire.ids import EngineId
-from engine.wire.messages import LOAD_TOPIC, EngineReport, LoadSnapshot, SupervisorReport
+from engine.wire.messages import (
+    GROUP_TOPIC,
+    LOAD_TOPIC,
+    EngineReport,
+    GroupState,
+    LoadSnapshot,
+    Membership,
+    SupervisorReport,
+)
 from engine.wire.sockets import bind, ipc_endpoint, make_socket
 from orchestrator.group_line import GroupLine
 from orchestrator.restarts import RestartRule
@@ -29,10 +37,11 @@ class Coordinator:
     state: "zmq.Socket[bytes]"
     endpoints: tuple[str, str]
     received: list[EngineReport] = field(default_factory=list)
+    states: list[GroupState] = field(default_factory=list)
 
     def line(self) -> GroupLine:
         table = SeatTable([EngineId(0, 1)], RestartRule(max_in_row=0))
-        return GroupLine(*self.endpoints, table.to_report, self.received.append)
+        return GroupLine(*self.endpoints, table.to_report, self.received.append, self.states.append)
 
     def next_report(self) -> SupervisorReport:
         assert self.reports.poll(DEADLINE_MS)
@@ -76,7 +85,10 @@ async def test_the_report_is_repeated_without_being_asked(
 
 async def test_engine_reports_of_a_snapshot_are_handed_on_and_other_bytes_dropped(coordinator: Coordinator) -> None:
     line = coordinator.line()
-    assert coordinator.next_subscription() == b"\x01" + LOAD_TOPIC
+    assert {coordinator.next_subscription(), coordinator.next_subscription()} == {
+        b"\x01" + GROUP_TOPIC,
+        b"\x01" + LOAD_TOPIC,
+    }
     sent = report(EngineId(0, 1), 4)
     for frames in ([LOAD_TOPIC, b"\xc1"], [LOAD_TOPIC], [LOAD_TOPIC, encode(LoadSnapshot(1, 1, [sent]))]):
         coordinator.state.send_multipart(frames)
@@ -86,4 +98,19 @@ async def test_engine_reports_of_a_snapshot_are_handed_on_and_other_bytes_droppe
         line.listen(wanted)
     assert coordinator.next_subscription() == b"\x00" + LOAD_TOPIC
     assert coordinator.next_subscription() == b"\x01" + LOAD_TOPIC
+    line.close()
+
+
+async def test_newer_group_states_are_handed_on_and_a_new_coordinator_is_told_the_seats_at_once(
+    coordinator: Coordinator,
+) -> None:
+    line = coordinator.line()
+    assert [coordinator.next_subscription() for _ in range(2)]
+    for number in ((1, 5), (1, 4), (1, 6), (2, 1), (1, 7)):
+        state = GroupState(*number, Membership(0, []), None, False, [], 0, 0, [], [])
+        coordinator.state.send_multipart([GROUP_TOPIC, encode(state)])
+    await eventually(lambda: len(coordinator.states) == 3)
+    assert [(state.generation, state.seq) for state in coordinator.states] == [(1, 5), (1, 6), (2, 1)]
+    assert [coordinator.next_report().report_seq for _ in range(2)] == [1, 2]
+    assert not coordinator.reports.poll(0)
     line.close()

@@ -1,7 +1,7 @@
 """What the supervisor knows of every seat."""
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, SeatState
+from engine.wire.messages import EnginePhase, SeatState, Suspect
 from orchestrator.launch.host import EngineExit
 from orchestrator.restarts import RestartRule
 from orchestrator.seats import SeatTable
@@ -105,3 +105,27 @@ def test_a_seat_whose_restarts_are_used_up_is_lost_and_the_others_are_not() -> N
 def test_the_kind_of_an_end_is_one_of_a_few_words() -> None:
     ends = [EngineExit(1, "x"), EngineExit(-11, "x"), EngineExit(None, "x"), EngineExit(-9, "x", was_hung=True)]
     assert [str(end.kind) for end in ends] == ["exit", "signal", "lost", "hung"]
+
+
+def test_suspects_are_news_once_and_a_hung_engine_is_to_be_killed_once() -> None:
+    table = SeatTable([E0, E1], RULE)
+    first, second = table
+    suspect = Suspect(E0, False, "silent for 1.2 s (behind step 3)", 1.2)
+    assert table.on_suspects([suspect]) == ([first], [])
+    assert table.on_suspects([suspect]) == ([], [])
+    assert table.on_suspects([]) == ([first], [])
+    hung = Suspect(E1, True, "no step for 3.1 s (behind step 8)", 3.1)
+    assert table.on_suspects([hung]) == ([], [second])
+    assert table.on_suspects([hung]) == ([], [])
+    assert table.on_suspects([]) == ([], [])
+    end = table.on_exit(E1, GONE, 0.0).exit
+    assert end is not None
+    assert (end.reason, end.kind) == ("hung: no step for 3.1 s (behind step 8), killed", "hung")
+
+
+def test_what_is_said_of_an_engine_that_is_gone_concerns_nobody() -> None:
+    table = SeatTable([E0], RULE)
+    table.refills = True
+    table.on_exit(E0, GONE, 0.0)
+    table.refill(0)
+    assert table.on_suspects([Suspect(E0, True, "silent", 9.0)]) == ([], [])
