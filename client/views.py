@@ -6,7 +6,7 @@ from client.engine_line import EngineLine
 from engine.wire.ids import EngineId
 from engine.wire.messages import EngineReport, Seat
 from lb.totals import RankTotals
-from lb.views import EngineView
+from lb.views import EngineState, EngineView
 
 
 def make_views(
@@ -54,9 +54,9 @@ def _newest_per_rank(engine_ids: Iterable[EngineId]) -> list[EngineId]:
     return [newest[rank] for rank in sorted(newest)]
 
 
-def _state(line: EngineLine | None, *, is_gone: bool) -> str:
+def _state(line: EngineLine | None, *, is_gone: bool) -> EngineState:
     if is_gone:
-        return "dead"
+        return EngineState.DEAD
     if line is None:
-        return "loading"
-    return "leaving" if line.leaving else "ready"
+        return EngineState.LOADING
+    return EngineState.LEAVING if line.leaving else EngineState.READY

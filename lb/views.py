@@ -1,17 +1,29 @@
 """What a client knows about one engine, for people and metrics."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from engine.wire.ids import EngineId
 from engine.wire.messages import EngineReady, EngineReport, Seat
 from lb.totals import NOTHING_COUNTED, Totals
 
 
+class EngineState(StrEnum):
+    """Where an engine stands for one client.
+
+    LOADING: no handshake yet. READY: takes requests. LEAVING: finishes what it has. DEAD: gone, and not replaced yet.
+    """
+
+    LOADING = "loading"
+    READY = "ready"
+    LEAVING = "leaving"
+    DEAD = "dead"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineView:
     """One engine as one client sees it at one moment.
 
-    state: ``loading`` (no handshake yet), ``ready`` (takes requests), ``leaving`` (finishes what it has) or ``dead``.
     reason: why it is dead or refused, else empty.
     report: its last report in the snapshot. ready: its handshake. seat: what the supervisor says. None: not heard yet.
     num_in_flight: this client's unfinished sequences on it. load_score: what picks compare. num_picks: since it came.
@@ -19,7 +31,7 @@ class EngineView:
     """
 
     engine_id: EngineId
-    state: str
+    state: EngineState
     reason: str
     report: EngineReport | None
     ready: EngineReady | None

@@ -10,18 +10,17 @@ from prometheus_client.registry import Collector
 
 from engine.wire.build import build_id
 from lb.totals import Totals
-from lb.views import EngineView
+from lb.views import EngineState, EngineView
 from metrics.histogram import Histogram
 from metrics.stats import RankStats, ServingStats
 
-_STATES = ("loading", "ready", "leaving", "dead")
 _ENGINE = ["engine"]
 
 _RANK_GAUGES: tuple[tuple[str, str, Callable[[EngineView], float]], ...] = (
     (
         "shoal_engine_up",
         "1 when the rank takes requests, 0 while it loads or leaves",
-        lambda view: view.state == "ready",
+        lambda view: view.state is EngineState.READY,
     ),
     (
         "shoal_requests_running",
@@ -125,8 +124,8 @@ class ServingCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family; a rank has its series from its first appearance until its death or removal."""
-        newest = _newest_lives(self._views())
-        alive = {rank: view for rank, view in sorted(newest.items()) if view.state != "dead"}
+        views = self._views()
+        alive = {view.engine_id.rank: view for view in views if view.state is not EngineState.DEAD}
         yield from _rank_gauges(alive)
         yield from _engine_totals(alive)
         yield from self._rank_totals(alive)
@@ -134,7 +133,7 @@ class ServingCollector(Collector):
         yield _by_label(
             "shoal_requests_rejected", "Requests refused at the door, by HTTP status", "status", self._stats.rejected
         )
-        yield _engines(newest.values())
+        yield _engines(views)
         yield from self._process_families()
 
     def _rank_totals(self, ranks: Iterable[int]) -> Iterator[Metric]:
@@ -172,11 +171,6 @@ class ServingCollector(Collector):
         yield build
 
 
-def _newest_lives(views: Iterable[EngineView]) -> dict[int, EngineView]:
-    """Return rank -> its view of the highest incarnation."""
-    return {view.engine_id.rank: view for view in sorted(views, key=lambda view: view.engine_id)}
-
-
 def _rank_gauges(alive: dict[int, EngineView]) -> Iterator[Metric]:
     for name, help_text, value_of in _RANK_GAUGES:
         gauge = GaugeMetricFamily(name, help_text, labels=_ENGINE)
@@ -196,7 +190,7 @@ def _engine_totals(alive: dict[int, EngineView]) -> Iterator[Metric]:
 def _engines(views: Iterable[EngineView]) -> Metric:
     count = Counter(view.state for view in views)
     gauge = GaugeMetricFamily("shoal_engines", "Ranks by state", labels=["state"])
-    for state in _STATES:
+    for state in EngineState:
         gauge.add_metric([state], count[state])
     return gauge
 

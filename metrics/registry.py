@@ -18,8 +18,8 @@ def make_registry(
 ) -> CollectorRegistry:
     """Return a registry of its own: no other registry, and no second one like it, ever unregisters its families.
 
-    views: what the client knows of each engine, asked at every scrape. snapshot_age_s: seconds since the last load
-    snapshot, None before the first. loop_lag_s: longest recent delay of the event loop in seconds.
+    views: what the client knows of each rank, in their order, asked at every scrape. snapshot_age_s: seconds since the
+    last load snapshot, None before the first. loop_lag_s: longest recent delay of the event loop in seconds.
     """
     registry = CollectorRegistry()
     registry.register(ServingCollector(stats, views, snapshot_age_s, loop_lag_s))

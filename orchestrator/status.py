@@ -11,11 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.wire.errors import ShoalError
+from lb.views import EngineState
 from orchestrator.run_dir import live_runs
 
 _TIMEOUT_S = 10.0
 _FILE_WIDTH = 140
-_STATE_STYLES = {"ready": "green", "loading": "yellow", "leaving": "yellow", "dead": "red"}
+_STATE_STYLES = {
+    EngineState.READY: "green",
+    EngineState.LOADING: "yellow",
+    EngineState.LEAVING: "yellow",
+    EngineState.DEAD: "red",
+}
 
 
 def print_status(url: str | None, run_dir: Path | None, *, as_json: bool, console: Console | None = None) -> int:
@@ -34,7 +40,7 @@ def print_status(url: str | None, run_dir: Path | None, *, as_json: bool, consol
         console.print(json.dumps(cluster, indent=2), highlight=False, markup=False, soft_wrap=True)
     else:
         console.print(make_table(url, ranks))
-    return 0 if any(rank["state"] == "ready" for rank in ranks) else 1
+    return 0 if any(rank["state"] == EngineState.READY for rank in ranks) else 1
 
 
 def find_url(run_dir: Path | None) -> str:

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.wire.messages import EngineReady, EngineReport, Load, Seat
-from lb.views import EngineView
-
-READY = "ready"
+from lb.views import EngineState, EngineView
 
 _NO_LOAD = Load()
 
@@ -39,7 +37,7 @@ def describe_rank(view: EngineView) -> dict[str, Any]:
 
 def describe_readiness(views: Sequence[EngineView], draining: bool) -> tuple[bool, dict[str, Any]]:
     """Return whether a request could be served now, and the body that says what is missing."""
-    num_ready = sum(view.state == READY for view in views)
+    num_ready = sum(view.state is EngineState.READY for view in views)
     missing = ["the server is shutting down"] if draining else []
     if num_ready == 0:
         missing.append("no engine is ready")

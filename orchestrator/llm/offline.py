@@ -19,7 +19,7 @@ from engine.config import EngineConfig
 from engine.model.names import ResolvedModel, resolve_model
 from engine.wire.errors import EngineDeadError, InvalidRequestError
 from engine.wire.ids import EngineId
-from lb.views import EngineView
+from lb.views import EngineState, EngineView
 from metrics.stats import ServingStats
 from orchestrator.engine_config import engine_config
 from orchestrator.llm.async_llm import AsyncLLM, Prompt
@@ -150,7 +150,7 @@ class LLM:
         if not self._finalizer.alive:
             raise EngineDeadError("this LLM is closed")
         views = self.engine_views()
-        if all(view.state == "dead" for view in views):
+        if all(view.state is EngineState.DEAD for view in views):
             raise EngineDeadError("; ".join(f"engine {view.engine_id}: {view.reason}" for view in views))
 
 

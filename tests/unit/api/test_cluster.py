@@ -1,6 +1,6 @@
 from engine.wire.ids import EngineId
 from engine.wire.messages import EnginePhase, EngineReady, EngineReport, Load
-from lb.views import EngineView
+from lb.views import EngineState, EngineView
 from orchestrator.api.cluster import describe_rank, describe_readiness
 
 READY = EngineReady(EngineId(0, 2), "b", "h", 100, 256, 1000, 64, "cpu", "float32", "here", 42)
@@ -14,7 +14,7 @@ def view(
 ) -> EngineView:
     return EngineView(
         engine_id=EngineId(0, 2),
-        state=state,
+        state=EngineState(state),
         reason=reason,
         report=report,
         ready=ready,

@@ -11,7 +11,7 @@ import pytest
 from engine.wire.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from engine.wire.ids import ClientId, EngineId, RequestIds
 from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, EngineReady, FinishReason
-from lb.views import EngineView
+from lb.views import EngineState, EngineView
 from metrics.stats import ServingStats
 from orchestrator.llm.async_llm import AsyncLLM
 from orchestrator.llm.params import GenerationParams
@@ -41,7 +41,7 @@ class ScriptedClient:
         return [
             EngineView(
                 engine_id=ENGINE,
-                state="ready",
+                state=EngineState.READY,
                 reason="",
                 report=None,
                 ready=self.ready,

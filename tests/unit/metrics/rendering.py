@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.wire.ids import EngineId
 from engine.wire.messages import EnginePhase, EngineReport, Load
 from lb.totals import NOTHING_COUNTED, Totals
-from lb.views import EngineView
+from lb.views import EngineState, EngineView
 from metrics.registry import make_registry, render
 from metrics.stats import ServingStats
 
@@ -16,7 +16,7 @@ from metrics.stats import ServingStats
 def view(
     rank: int,
     incarnation: int = 1,
-    state: str = "ready",
+    state: EngineState = EngineState.READY,
     load: Load | None = None,
     totals: Totals = NOTHING_COUNTED,
 ) -> EngineView:

@@ -4,13 +4,12 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import metrics
 from engine.wire.messages import Load
 from lb.totals import Totals
-from lb.views import EngineView
+from lb.views import EngineState
 from metrics.registry import render
 from metrics.stats import ServingStats
 from tests.unit.metrics.rendering import registry_of, samples_of, view
@@ -62,7 +61,7 @@ def test_promtool_finds_nothing_to_say() -> None:
 
 
 def test_every_per_rank_family_has_a_series_for_a_rank_without_requests() -> None:
-    samples = samples_of(registry_of(ServingStats(), [view(0), view(3, state="loading")]))
+    samples = samples_of(registry_of(ServingStats(), [view(0), view(3, state=EngineState.LOADING)]))
     per_rank = {name for name, (_, labels) in families().items() if "engine" in labels}
     for family in per_rank:
         sample = f"{family}_count" if f"{family}_count" in {name for name, _ in samples} else family
@@ -93,7 +92,7 @@ def test_a_dead_rank_loses_every_series_and_is_counted_as_dead() -> None:
     views = [view(0), view(1)]
     registry = registry_of(busy_stats(), views)
     assert ("shoal_picks_total", "engine=1") in samples_of(registry)
-    views[1] = view(1, state="dead")
+    views[1] = view(1, state=EngineState.DEAD)
     samples = samples_of(registry)
     assert not [key for key in samples if "engine=1" in key[1]]
     assert samples["shoal_engines", "state=dead"] == 1
@@ -109,14 +108,6 @@ def test_a_removed_rank_is_gone_and_counters_go_on_when_it_comes_back() -> None:
     views.append(view(1, incarnation=2))
     stats.on_picked(1)
     assert samples_of(registry)["shoal_picks_total", "engine=1"] == 2
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-def test_the_newest_life_of_a_rank_speaks_for_it(reverse: bool) -> None:
-    views: list[EngineView] = [view(0, 1, "dead"), view(0, 2, "loading")]
-    samples = samples_of(registry_of(ServingStats(), views[::-1] if reverse else views))
-    assert samples["shoal_engine_up", "engine=0"] == 0
-    assert samples["shoal_engines", "state=dead"] == 0
 
 
 def test_no_snapshot_yet_is_infinitely_old() -> None:
