@@ -147,7 +147,7 @@ def test_one_odd_request_fails_alone(peers: Peers) -> None:
         client.add(bytes([FAIL])).request_id: "makes its request fail",
         client.add(b"").request_id: "prompt is empty",
         client.add(b"x" * 9000).request_id: "max_model_len",
-        client.add(max_tokens=0).request_id: "max_tokens",
+        client.add(max_tokens=-1).request_id: "max_tokens",
     }
     tokens, _ = client.finish(good)
     assert len(tokens) == 30
