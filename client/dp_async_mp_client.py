@@ -80,7 +80,7 @@ class DPAsyncMPClient(AsyncMPClient):
 
     def _on_state_frames(self, frames: Frames) -> None:
         try:
-            state = self._state_decoder.decode(frames[1] if len(frames) == 2 else b"")
+            state = self._state_decoder.decode_frames(frames[1:])
         except MalformedMessageError as error:
             self._drops.drop("malformed_states", "the state line", str(error))
             return

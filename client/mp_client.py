@@ -8,12 +8,12 @@ from collections import Counter
 
 from client.config import ClientConfig
 from client.core_client import EngineCoreClient
-from client.drops import Drops
 from client.engine_line import EngineLine
 from client.resources import ClientResources
 from client.sender import RouterSender
 from client.utility_calls import UtilityCalls
 from engine.wire.codec import encode, output_decoder, ready_decoder
+from engine.wire.drops import Drops
 from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import EngineId, RequestIds
 from engine.wire.messages import ClientInfo, ClientReport, EngineCoreOutputs, EngineReady

@@ -9,6 +9,7 @@ import zmq
 
 from engine.wire.codec import encode, state_decoder
 from engine.wire.curve import WireSecurity
+from engine.wire.drops import Drops
 from engine.wire.errors import MalformedMessageError
 from engine.wire.messages import (
     GROUP_TOPIC,
@@ -45,7 +46,7 @@ class GroupLine:
         self._newest = (-1, -1)
         self._numbers = itertools.count(1)
         self._decoder = state_decoder()
-        self._num_dropped = 0
+        self._drops = Drops()
         self._timer: asyncio.TimerHandle | None = None
         self._is_listening = True
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -78,11 +79,9 @@ class GroupLine:
 
     def _on_state(self, frames: Frames) -> None:
         try:
-            message = self._decoder.decode(frames[-1])
+            message = self._decoder.decode_frames(frames[1:])
         except MalformedMessageError as error:
-            self._num_dropped += 1
-            if self._num_dropped == 1:
-                _LOG.warning("dropped a malformed message on the state line: %s", error)
+            self._drops.drop("malformed_states", "the state line", error)
             return
         if isinstance(message, GroupState):
             self._take_group_state(message)

@@ -9,7 +9,6 @@ from functools import partial
 
 import zmq
 
-from engine.proc.drops import Drops
 from engine.proc.group import GroupView
 from engine.proc.line import Arrival, NumberedLine
 from engine.proc.mailbox import Mailbox
@@ -18,6 +17,7 @@ from engine.proc.report_line import ReportLine
 from engine.proc.shared import SharedState
 from engine.wire.codec import encode, line_decoder, state_decoder
 from engine.wire.curve import WireSecurity
+from engine.wire.drops import Drops
 from engine.wire.errors import AddressError, MalformedMessageError
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import GROUP_TOPIC, ClientInfo, EngineReady, GroupState
@@ -67,7 +67,7 @@ class InputThread:
         self._lines: dict[ClientId, _RequestLine] = {}
         self._drops = Drops()
         self._decode_line = line_decoder().decode_frames
-        self._decode_state = state_decoder().decode
+        self._state_decoder = state_decoder()
         self._poller = zmq.Poller()
         self._handlers: dict[object, Callable[[], None]] = {}
         self._is_finished = False
@@ -88,7 +88,7 @@ class InputThread:
 
     def statistics(self) -> dict[str, int]:
         """Return what was dropped, by reason, and how many clients are connected. Approximate: read from outside."""
-        return self._drops.statistics() | {"clients": len(self._lines)}
+        return dict(self._drops.counts) | {"clients": len(self._lines)}
 
     # --- on the thread ----------------------------------------------------------------------------------------------
 
@@ -146,12 +146,12 @@ class InputThread:
 
     def _on_state(self, frames: Frames) -> None:
         try:
-            state = self._decode_state(frames[1]) if len(frames) == 2 else None
+            state = self._state_decoder.decode_frames(frames[1:])
         except MalformedMessageError as error:
-            self._drops.add("the coordinator", "malformed state", error)
+            self._drops.drop("malformed state", "the coordinator", error)
             return
         if not isinstance(state, GroupState):
-            self._drops.add("the coordinator", "no group state")
+            self._drops.drop("no group state", "the coordinator")
             return
         if self._group.update(state):
             self._shared.is_leaving = self._group.is_leaving
@@ -179,7 +179,7 @@ class InputThread:
         try:
             connect(socket, info.request_endpoint)
         except AddressError as error:
-            self._drops.add(f"client {client_id}", "bad address", error)
+            self._drops.drop("bad address", f"client {client_id}", error)
             socket.close()
             return
         self._output.open(client_id, info.output_endpoint)
@@ -198,13 +198,13 @@ class InputThread:
         try:
             message = self._decode_line(frames)
         except MalformedMessageError as error:
-            self._drops.add(f"client {client_id}", "malformed message", error)
+            self._drops.drop("malformed message", f"client {client_id}", error)
             return
         if message.client_id != client_id:
-            self._drops.add(f"client {client_id}", "foreign message")
+            self._drops.drop("foreign message", f"client {client_id}")
         elif self._shared.stop_reason is not None:
-            self._drops.add(f"client {client_id}", "stopping")
+            self._drops.drop("stopping", f"client {client_id}")
         elif (arrival := numbers.accept(message.line_seq)) is Arrival.NEXT:
             self._shared.receive(message, time.monotonic())
         else:
-            self._drops.add(f"client {client_id}", arrival.value)
+            self._drops.drop(arrival.value, f"client {client_id}")

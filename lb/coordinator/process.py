@@ -10,6 +10,7 @@ import zmq
 
 from engine.wire.codec import encode, report_decoder
 from engine.wire.curve import Doorkeeper
+from engine.wire.drops import Drops
 from engine.wire.errors import MalformedMessageError
 from engine.wire.messages import GROUP_TOPIC, LOAD_TOPIC
 from engine.wire.sockets import SendOutcome, bind, make_socket, send_nowait
@@ -33,7 +34,7 @@ class Coordinator:
         self._group = Cadence(min_gap_s=0.005, repeat_gap_s=0.1, max_gap_s=1.0)
         self._load = Cadence(min_gap_s=0.05, max_gap_s=1.0)
         self._publish_from = time.monotonic() + (spec.settle_s if spec.generation > 1 else 0.0)
-        self._num_malformed = 0
+        self._drops = Drops()
         self._door: Doorkeeper | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
@@ -71,7 +72,7 @@ class Coordinator:
     def statistics(self) -> Counter[str]:
         """Return what was dropped, by kind."""
         num_refused = self._door.refused.total() if self._door is not None else 0
-        return self._state.dropped + Counter(malformed=self._num_malformed, refused_peers=num_refused)
+        return self._state.dropped + self._drops.counts + Counter(refused_peers=num_refused)
 
     def close(self) -> None:
         """Close the sockets; idempotent."""
@@ -88,11 +89,10 @@ class Coordinator:
 
     def _take_report(self, frames: list[bytes]) -> None:
         try:
-            report = self._decoder.decode(frames[0] if len(frames) == 1 else b"")
+            report = self._decoder.decode_frames(frames)
         except MalformedMessageError as error:
-            self._num_malformed += 1
-            if self._num_malformed == 1:  # a PULL does not say who sent it, so all strangers are one peer
-                _log.warning("dropped bytes on the report line that are no report: %s", error)
+            # a PULL does not say who sent it, so all strangers are one peer
+            self._drops.drop("malformed_reports", "the report line", error)
             return
         self._state.on_report(report, time.monotonic())
 
