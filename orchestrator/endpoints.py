@@ -8,13 +8,15 @@ import zmq
 
 from engine.wire.curve import WireSecurity, draw_keys
 from engine.wire.errors import StartupError
+from engine.wire.ids import ClientId
 from engine.wire.sockets import ipc_endpoint, tcp_endpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Endpoints to bind, all chosen once. report, state: the coordinator's. request, output: the client's.
+    """Endpoints to bind, all chosen once.
 
+    report, state: the coordinator's. request, output: the clients', see ``of_client``.
     advertise_host: under which others reach them; None when what is bound can be reached as it is.
     leaves_host: they can be reached from other hosts.
     """
@@ -25,6 +27,15 @@ class Endpoints:
     output: str
     advertise_host: str | None = None
     leaves_host: bool = False
+
+    def of_client(self, client_id: ClientId) -> tuple[str, str]:
+        """Return where one life of a client binds its request and its output line.
+
+        Each life gets Unix sockets of its own: what still connects to its predecessor's finds nobody.
+        """
+        if self.request.startswith("tcp://"):
+            return self.request, self.output
+        return f"{self.request}-{client_id}", f"{self.output}-{client_id}"
 
 
 def choose_endpoints(

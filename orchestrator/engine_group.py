@@ -9,7 +9,7 @@ from typing import Any
 from engine.config import EngineSpec
 from engine.wire.curve import WireSecurity
 from engine.wire.errors import StartupError
-from engine.wire.ids import EngineId
+from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import EngineReport, GroupState
 from orchestrator.coordinator_keeper import BoundEndpoints
 from orchestrator.group_line import GroupLine
@@ -81,6 +81,11 @@ class EngineGroup:
         """From now on an engine that ends gets a successor, as far as the rule allows."""
         self.seats.refills = True
         self._progress = LineProgress()  # what drew the start is gone
+
+    def on_client_gone(self, client_id: ClientId) -> None:
+        """Publish that a client's process has ended, so that the engines free what it had in flight."""
+        self.seats.gone_clients[client_id.index] = client_id
+        self._publish()
 
     async def stop(self, hurry: "asyncio.Future[Any]") -> list[str]:
         """Dismiss the engines that serve, kill those that do not leave, and return one line for each of these.

@@ -55,14 +55,16 @@ def api_spec(
     listener: Listener,
     model: ResolvedModel | None,
     tokenizer_dir: str | None,
+    client_id: ClientId,
 ) -> ApiSpec:
-    """Return the spec of the API process; the deadline of the start is the supervisor's to keep."""
+    """Return the spec of one life of an API process; the deadline of the start is the supervisor's to keep."""
+    request_bind, output_bind = wiring.chosen.of_client(client_id)
     client = ClientConfig(
-        client_id=ClientId(0, 1),
+        client_id=client_id,
         report_endpoint=wiring.coordinator.report_endpoint,
         state_endpoint=wiring.coordinator.state_endpoint,
-        request_bind=wiring.chosen.request,
-        output_bind=wiring.chosen.output,
+        request_bind=request_bind,
+        output_bind=output_bind,
         build_id=build_id(),
         config_hash=config_hash(engine),
         security=wiring.security,

@@ -9,14 +9,14 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.wire.errors import EngineError, ShoalError, StartupError
 from lb.config import CoordinatorSpec
+from orchestrator.api_seat import ApiSeat
 from orchestrator.banner import print_banner
 from orchestrator.config import ServeConfig
 from orchestrator.coordinator_keeper import CoordinatorKeeper
 from orchestrator.endpoints import Endpoints, choose_endpoints, choose_security
 from orchestrator.engine_config import engine_config
 from orchestrator.engine_group import EngineGroup
-from orchestrator.launch.host import EngineExit, EngineHost
-from orchestrator.launch.subprocess import ChildProcess, start_child
+from orchestrator.launch.host import EngineHost
 from orchestrator.premises import Premises
 from orchestrator.progress import StartProgress, start_progress
 from orchestrator.readiness import wait_reachable
@@ -26,10 +26,6 @@ from orchestrator.specs import Wiring, api_spec, engine_spec, served_model_name
 from orchestrator.tokenizer_export import find_tokenizer
 
 _LOG = logging.getLogger(__name__)
-
-API_MODULE = "orchestrator.api"
-
-_API_GRACE_S = 3.0  # on top of the shutdown timeout, for the last messages of aborted streams
 
 Hurry = asyncio.Future[Any]
 """Done once nobody is to be waited for any more."""
@@ -77,12 +73,12 @@ class Supervisor:
         listener = self._premises.listener
         self._premises.run_dir.write_run_file(listener.url)
         print_banner(listener.url, self._model_name, self._config.data_parallel_size)
-        listener.close()
         await asyncio.wait([self.failure])
 
     async def stop(self, hurry: Hurry) -> None:
         """End every part, top down, and log what did not end by itself."""
         self._is_stopping = True
+        self._premises.listener.close()  # the queue of the port ends with the last process that takes from it
         remarks: list[str] = []
         while self._stops:
             try:
@@ -104,10 +100,9 @@ class Supervisor:
         engines = await self._start_engines(engine, wiring, progress)
         self._say(progress, "preparing the tokenizer and the API process")
         tokenizer_dir = await find_tokenizer(model, pass_on) if model is not None else None
-        api = await self._start_api(engine, wiring, tokenizer_dir)
+        await self._start_api(engine, wiring, tokenizer_dir)
         await engines.wait_ready()
         self._say(progress, "waiting until the API process reaches every rank")
-        await api.ready_line()
         await wait_reachable(self._premises.listener.url, num_ranks)
 
     async def _start_coordinator(self, chosen: Endpoints) -> Wiring:
@@ -133,18 +128,19 @@ class Supervisor:
         await engines.start(lambda engine_id: engine_spec(engine_id, engine, wiring, self._config.log_level))
         return engines
 
-    async def _start_api(self, engine: EngineConfig, wiring: Wiring, tokenizer_dir: str | None) -> ChildProcess:
-        listener = self._premises.listener
-        spec = api_spec(self._config, engine, wiring, listener, self._premises.model, tokenizer_dir)
-        api = await start_child(API_MODULE, spec, pass_on, pass_fds=(listener.fd,))
-        api.exited.add_done_callback(lambda exited: self._on_api_exit(exited.result()))
-
-        async def stop(hurry: Hurry) -> list[str]:
-            obeyed = await api.stop(self._config.shutdown_timeout + _API_GRACE_S, hurry)
-            return [] if obeyed else ["the API process did not stop and was killed"]
-
-        self._stops.append(stop)
-        return api
+    async def _start_api(self, engine: EngineConfig, wiring: Wiring, tokenizer_dir: str | None) -> None:
+        assert self._engines is not None
+        config, listener, model = self._config, self._premises.listener, self._premises.model
+        seat = ApiSeat(
+            0,
+            lambda client_id: api_spec(config, engine, wiring, listener, model, tokenizer_dir, client_id),
+            RestartRule(max_in_row=config.max_restarts),
+            pass_on,
+            self._engines.on_client_gone,
+            self._fail,
+        )
+        self._stops.append(seat.stop)
+        await seat.start()
 
     @property
     def _model_name(self) -> str:
@@ -173,9 +169,6 @@ class Supervisor:
             return f"it stays so after {seat.history.restarts.num_in_row} restarts in a row (--max-restarts)"
         count = f"restart {seat.history.restarts.num_in_row} of {self._config.max_restarts} in a row"
         return f"starting it again {f'in {seat.refill_in_s:g} s' if seat.refill_in_s else 'now'} ({count})"
-
-    def _on_api_exit(self, end: EngineExit) -> None:
-        self._fail(ShoalError(f"the API process ended: {end.reason}"))
 
     def _fail(self, error: ShoalError) -> None:
         if not self._is_stopping and not self.failure.done():

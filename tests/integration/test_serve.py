@@ -244,11 +244,34 @@ def test_a_dead_coordinator_is_replaced_with_a_higher_generation_while_requests_
         served.assert_nothing_left()
 
 
-def test_the_end_of_the_api_process_ends_the_deployment_with_a_clear_error() -> None:
-    with deployment(*SIM) as served:
+def test_a_killed_api_process_is_back_on_its_port_and_the_engines_have_freed_its_requests() -> None:
+    with deployment(*SLOW) as served:
+        url = served.wait_ready()
+        (api,) = served.processes("orchestrator.api")
+        request = CHAT | {"stream": True, "max_tokens": 4000}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=request, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            api.kill()
+            with pytest.raises(httpx.HTTPError):
+                list(lines)
+        ranks = eventually(lambda: len(ranks := ranks_of(url)) == 2 and ranks)  # the port's queue holds the caller
+        assert [rank["running"] for rank in ranks.values()] == [0, 0]
+        assert "the API process 0 is gone (killed by SIGKILL); starting client 0.2" in served.stderr
+        eventually(lambda: httpx.get(f"{url}/ready").json()["ready_ranks"] == 2)
+        assert [chat(url) for _ in range(4)] == ["length"] * 4
+        assert [rank["picks"] for rank in ranks_of(url).values()] == [2, 2]
+        served.send_signal(signal.SIGTERM)
+        assert served.wait_exit() == 0, served.stderr
+        served.assert_nothing_left()
+
+
+def test_an_api_process_without_restarts_left_ends_the_deployment_with_a_clear_error() -> None:
+    with deployment(*SIM, "--max-restarts", "0") as served:
         served.wait_ready()
         (api,) = served.processes("orchestrator.api")
         api.kill()
         assert served.wait_exit() == 1
-        assert served.stderr.splitlines()[-1] == "shoal: error: the API process ended: killed by SIGKILL"
+        line = served.stderr.splitlines()[-1]
+        assert line == "shoal: error: the API process 0 died 1 times in a row: killed by SIGKILL"
         served.assert_nothing_left()

@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from engine.wire.errors import ShoalError, StartupError
 from engine.wire.messages import GROUP_TOPIC
 from engine.wire.sockets import connect, ipc_endpoint, make_socket
 from lb.config import CoordinatorSpec
-from orchestrator.coordinator_keeper import CoordinatorKeeper
+from orchestrator.coordinator_keeper import RULE, CoordinatorKeeper
 
 DEADLINE_S = 30.0
 
@@ -74,12 +75,10 @@ async def test_a_coordinator_that_cannot_start_is_an_error_with_its_reason(spec:
     assert await keeper.stop(never()) == []
 
 
-async def test_a_coordinator_that_dies_again_and_again_is_given_up(
-    spec: CoordinatorSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("orchestrator.coordinator_keeper._FIRST_PAUSE_S", 0.0)
+async def test_a_coordinator_that_dies_again_and_again_is_given_up(spec: CoordinatorSpec) -> None:
     given_up: asyncio.Future[ShoalError] = asyncio.get_running_loop().create_future()
-    keeper = CoordinatorKeeper(spec, lambda _: None, given_up.set_result)
+    rule = replace(RULE, first_pause_s=0.0)
+    keeper = CoordinatorKeeper(spec, lambda _: None, given_up.set_result, rule)
     await keeper.start()
     async with asyncio.timeout(DEADLINE_S):
         while not given_up.done():

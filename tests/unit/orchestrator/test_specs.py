@@ -9,7 +9,7 @@ from engine.config import EngineKind
 from engine.model.names import ResolvedModel
 from engine.wire.curve import draw_keys
 from engine.wire.errors import AddressError, StartupError
-from engine.wire.ids import EngineId
+from engine.wire.ids import ClientId, EngineId
 from orchestrator.config import ServeConfig
 from orchestrator.coordinator_keeper import BoundEndpoints
 from orchestrator.endpoints import choose_endpoints, choose_security
@@ -49,9 +49,10 @@ def test_engine_and_client_are_told_the_same_hash_and_endpoints() -> None:
     engine = engine_config(config, MODEL, "cpu")
     listener = Listener("127.0.0.1", 0)
     told = engine_spec(EngineId(1, 1), engine, WIRING, "info")
-    api = api_spec(config, engine, WIRING, listener, MODEL, "/cache/m")
+    api = api_spec(config, engine, WIRING, listener, MODEL, "/cache/m", ClientId(2, 5))
     assert (told.build_id, told.config_hash) == (api.client.build_id, api.client.config_hash)
     assert told.state_endpoint == api.client.state_endpoint == "ipc:///tmp/r/state"
+    assert (api.client.client_id, api.client.request_bind) == (ClientId(2, 5), "ipc:///tmp/r/request-2.5")
     assert (api.listen_fd, api.port, api.tokenizer_dir) == (listener.fd, listener.port, "/cache/m")
     listener.close()
 
@@ -69,6 +70,13 @@ def test_lines_are_unix_sockets_on_one_host_and_tcp_between_hosts() -> None:
     assert choose_endpoints(Path("/tmp/r"), "fe80::1").report == "tcp://[fe80::1]:0"
     with pytest.raises(AddressError):
         choose_endpoints(Path("/tmp/" + "r" * 100), None)
+
+
+def test_each_life_of_a_client_has_unix_sockets_of_its_own() -> None:
+    chosen = choose_endpoints(Path("/tmp/r"), None)
+    assert chosen.of_client(ClientId(1, 2)) == ("ipc:///tmp/r/request-1.2", "ipc:///tmp/r/output-1.2")
+    chosen = choose_endpoints(Path("/tmp/r"), "10.0.0.1")
+    assert chosen.of_client(ClientId(1, 2)) == ("tcp://10.0.0.1:0", "tcp://10.0.0.1:0")
 
 
 def test_what_is_bound_and_what_is_advertised_are_two_things() -> None:
@@ -107,7 +115,7 @@ def test_every_process_gets_the_keys_it_needs_and_no_other() -> None:
     keys = draw_keys()
     wiring = Wiring(choose_endpoints(Path("/tmp/r"), "10.0.0.1", "0.0.0.0"), WIRING.coordinator, keys)
     told = engine_spec(EngineId(1, 1), engine, wiring, "info")
-    client = api_spec(config, engine, wiring, listener, None, None).client
+    client = api_spec(config, engine, wiring, listener, None, None, ClientId(0, 1)).client
     listener.close()
     assert told.security == keys.for_connecting()
     assert (client.security, client.advertise_host) == (keys, "10.0.0.1")

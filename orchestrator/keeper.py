@@ -1,0 +1,114 @@
+"""Keeps one child process alive: whenever it ends, its next life starts, as soon and as often as a rule allows."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from engine.wire.errors import ShoalError, StartupError
+from orchestrator.launch.host import EngineExit, LineSink
+from orchestrator.launch.subprocess import ChildProcess, start_child
+from orchestrator.restarts import RestartRule, Restarts
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keepsake:
+    """What is kept alive, and how.
+
+    name: for people. module: run with ``python -m``. make_spec: what the process of one life, counted from 1, is told.
+    life_name: what that life is called. stop_s: how long the process may take to stop. pass_fds: descriptors that it
+    inherits.
+    """
+
+    name: str
+    module: str
+    make_spec: Callable[[int], Any]
+    life_name: Callable[[int], str]
+    rule: RestartRule
+    stop_s: float
+    pass_fds: Sequence[int] = ()
+
+
+class Keeper:
+    """Starts a process and restarts it until ``stop``.
+
+    on_end: called with the number of a life as soon as that has ended, before the next one starts; not once ``stop``
+    has begun. on_give_up: called when there will be no other life.
+    """
+
+    def __init__(
+        self,
+        keepsake: Keepsake,
+        on_line: LineSink,
+        on_end: Callable[[int], None],
+        on_give_up: Callable[[ShoalError], None],
+    ) -> None:
+        self._keepsake = keepsake
+        self._on_line = on_line
+        self._on_end = on_end
+        self._on_give_up = on_give_up
+        self._restarts = Restarts(keepsake.rule)
+        self._life = 1
+        self._child: ChildProcess | None = None
+        self._keeping: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Return the process id of the life that goes on now."""
+        return self._child.pid if self._child is not None else None
+
+    async def start(self) -> bytes:
+        """Start the first life and return its ready line.
+
+        Raises:
+            StartupError: it ended before; with its last line.
+        """
+        self._child, line = await self._start_one()
+        self._keeping = asyncio.create_task(self._keep(self._child), name=f"keep {self._keepsake.name}")
+        return line
+
+    async def stop(self, hurry: "asyncio.Future[Any]") -> list[str]:
+        """End the process for good; return a line when it had to be killed.
+
+        hurry: once it is done, nobody is waited for any more.
+        """
+        if self._keeping is not None:
+            self._keeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._keeping
+        child, self._child = self._child, None
+        obeyed = child is None or await child.stop(self._keepsake.stop_s, hurry)
+        return [] if obeyed else [f"{self._keepsake.name} did not stop and was killed"]
+
+    async def _start_one(self) -> tuple[ChildProcess, bytes]:
+        kept = self._keepsake
+        self._child = await start_child(kept.module, kept.make_spec(self._life), self._on_line, kept.pass_fds)
+        line = await self._child.ready_line()
+        self._restarts.on_serving(asyncio.get_running_loop().time())
+        return self._child, line
+
+    async def _keep(self, child: ChildProcess) -> None:
+        while True:
+            end = await asyncio.shield(child.exited)
+            self._on_end(self._life)
+            pause_s = self._restarts.on_end(asyncio.get_running_loop().time())
+            if pause_s is None:
+                count = self._restarts.num_in_row + 1
+                reason = f"{self._keepsake.name} died {count} times in a row: {end.reason}"
+                self._on_give_up(StartupError(reason))
+                return
+            child = await self._replace(end, pause_s)
+
+    async def _replace(self, end: EngineExit, pause_s: float) -> ChildProcess:
+        self._life += 1
+        kept = self._keepsake
+        _LOG.warning("%s is gone (%s); starting %s", kept.name, end.reason, kept.life_name(self._life))
+        await asyncio.sleep(pause_s)
+        with suppress(StartupError):  # its end is seen by the next turn of the loop
+            await self._start_one()
+        assert self._child is not None
+        return self._child

@@ -1,0 +1,83 @@
+"""A child process is kept alive: each life is told its number, each end is known before the next life starts."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from engine.wire.errors import ShoalError, StartupError
+from orchestrator.keeper import Keeper, Keepsake
+from orchestrator.restarts import RestartRule
+from tests.contract.deployment import eventually
+
+PUPPET = "tests.unit.launch.puppet"
+
+
+def never() -> "asyncio.Future[Any]":
+    return asyncio.get_running_loop().create_future()
+
+
+class Kept:
+    """A keeper of puppets. lives: orders of each life, the last for all that follow. events: what happened."""
+
+    def __init__(self, *lives: list[str], first_pause_s: float = 0.0, max_in_row: int = 5) -> None:
+        self.events: list[str] = []
+        self.given_up: list[ShoalError] = []
+        self._lives = lives
+        keepsake = Keepsake(
+            name="the puppet",
+            module=PUPPET,
+            make_spec=self._make_spec,
+            life_name=lambda life: f"life {life}",
+            rule=RestartRule(max_in_row=max_in_row, first_pause_s=first_pause_s),
+            stop_s=5.0,
+        )
+        self.keeper = Keeper(
+            keepsake, lambda _: None, lambda life: self.events.append(f"end {life}"), self.given_up.append
+        )
+
+    def _make_spec(self, life: int) -> list[str]:
+        self.events.append(f"start {life}")
+        return self._lives[min(life, len(self._lives)) - 1]
+
+
+async def test_each_life_follows_the_end_of_the_one_before() -> None:
+    kept = Kept(["say one", "exit 3"], ["exit 4"], ["say three", "wait"])
+    assert await kept.keeper.start() == b"one"
+    await eventually(lambda: kept.events == ["start 1", "end 1", "start 2", "end 2", "start 3"])
+    assert await kept.keeper.stop(never()) == []
+    assert kept.keeper.pid is None
+    assert kept.events[-1] == "start 3"
+
+
+async def test_a_first_life_without_a_ready_line_is_an_error_and_has_no_successor() -> None:
+    kept = Kept(["log no luck\n", "exit 3"])
+    with pytest.raises(StartupError, match="did not start: exit status 3: no luck"):
+        await kept.keeper.start()
+    assert await kept.keeper.stop(never()) == []
+    assert kept.events == ["start 1"]
+
+
+async def test_what_dies_again_and_again_is_given_up_with_its_reason() -> None:
+    kept = Kept(["say one", "kill"], max_in_row=2)
+    await kept.keeper.start()
+    await eventually(lambda: kept.given_up)
+    assert str(kept.given_up[0]) == "the puppet died 3 times in a row: killed by SIGKILL"
+    assert kept.events == [f"{what} {life}" for life in (1, 2, 3) for what in ("start", "end")]
+    assert await kept.keeper.stop(never()) == []
+
+
+async def test_a_stop_during_a_pause_starts_nothing_more() -> None:
+    kept = Kept(["say one", "kill"], first_pause_s=3600.0)
+    await kept.keeper.start()
+    await eventually(lambda: kept.events[-1] == "end 2")
+    assert await kept.keeper.stop(never()) == []
+    assert kept.events == ["start 1", "end 1", "start 2", "end 2"]
+
+
+async def test_a_deaf_process_is_killed_and_named() -> None:
+    kept = Kept(["deaf", "say one", "wait"])
+    await kept.keeper.start()
+    hurry = never()
+    hurry.set_result(None)
+    assert await kept.keeper.stop(hurry) == ["the puppet did not stop and was killed"]
