@@ -61,6 +61,7 @@ class SimConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fail_on_token: a prompt that holds this token id makes its own request fail.
     crash_on_token: a prompt that holds this token id makes the engine raise out of its step and die.
     hang_on_token: a prompt that holds this token id makes the step never end.
+    hidden_size: numbers of an embedding or pooled vector.
     report_delay_s: reports reach the coordinator this much later; negative sends none after the first ready one.
     """
 
@@ -75,6 +76,7 @@ class SimConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     crash_on_token: int | None = None
     hang_on_token: int | None = None
     report_delay_s: float = 0.0
+    hidden_size: int = 32
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -133,4 +133,6 @@ def _to_sequence(request: AddRequest, received_at: float) -> SequenceState:
         cost=request.cost,
         num_resumed=len(request.output_token_ids),
         cache_salt=request.cache_salt,
+        prompt_embeds=request.prompt_embeds,
+        pooling=request.pooling,
     )

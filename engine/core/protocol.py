@@ -14,7 +14,7 @@ class RunnerLimits:
     """What a runner learned while it loaded.
 
     num_blocks: KV blocks of ``block_size`` tokens. eos_token_ids: tokens that end a sequence by themselves.
-    features: see ``EngineReady``.
+    features, hidden_size: see ``EngineReady``.
     """
 
     max_model_len: int
@@ -25,6 +25,7 @@ class RunnerLimits:
     device: str
     dtype: str
     features: frozenset[str] = frozenset()
+    hidden_size: int = 0
 
 
 class Runner(Protocol):

@@ -26,4 +26,5 @@ def describe(
         node=node,
         pid=os.getpid(),
         features=tuple(sorted(limits.features)),
+        hidden_size=limits.hidden_size,
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.runner.embeds import GivenEmbeds, given_embeds
 from engine.runner.keys import DecodeGroup, PrefillChunk, to_device
 from engine.runner.logprobs import scored_positions
 from engine.scheduler.plan import ScheduledChunk, StepPlan
@@ -19,8 +20,10 @@ class StepBatch:
     """One flattened forward pass over T tokens; all tensors on the device.
 
     input_ids, position_ids: [1, T]. slots: [T], where each token's key and value go.
-    kept_rows: [S + P], the rows whose scores are wanted: the last one of each sampling chunk, then those of
+    kept_rows: [S + P], the rows whose scores are wanted: the last one of each chunk that draws, then those of
         ``scored_positions`` of each chunk, both in plan order.
+    pooled_rows: [V], the last row of each chunk that yields a vector, in plan order.
+    embeds: the rows whose embeddings are given, and what they are; None when all are tokens'.
     begun_blocks: [B], blocks of which this step writes the beginning but not the end.
     decodes, prefills: who attends to what; together they cover the rows in order.
     """
@@ -29,6 +32,8 @@ class StepBatch:
     position_ids: torch.Tensor
     slots: torch.Tensor
     kept_rows: torch.Tensor
+    pooled_rows: torch.Tensor
+    embeds: GivenEmbeds | None
     begun_blocks: torch.Tensor
     decodes: Sequence[DecodeGroup]
     prefills: Sequence[PrefillChunk]
@@ -42,7 +47,8 @@ def make_batch(plan: StepPlan, block_size: int, padding_block: int, device: torc
     positions: list[int] = []
     slots: list[int] = []
     last_row: dict[int, int] = {}
-    for chunk in (*decoding, *prefilling):
+    chunks = (*decoding, *prefilling)
+    for chunk in chunks:
         end = chunk.start + chunk.num_tokens
         table = chunk.sequence.block_table
         tokens += chunk.sequence.token_ids[chunk.start : end]
@@ -54,6 +60,8 @@ def make_batch(plan: StepPlan, block_size: int, padding_block: int, device: torc
         position_ids=to_device(positions, device)[None],
         slots=to_device(slots, device),
         kept_rows=to_device(_kept_rows(plan.chunks, last_row), device),
+        pooled_rows=to_device([last_row[id(c)] for c in plan.chunks if c.samples and not c.draws], device),
+        embeds=given_embeds(chunks, device),
         begun_blocks=to_device(_begun_blocks(plan.chunks, block_size), device),
         decodes=list(_decode_groups(decoding, block_size, padding_block, device)),
         prefills=list(_prefill_chunks(prefilling, len(decoding), block_size, device)),
@@ -61,7 +69,7 @@ def make_batch(plan: StepPlan, block_size: int, padding_block: int, device: torc
 
 
 def _kept_rows(chunks: Sequence[ScheduledChunk], last_row: dict[int, int]) -> list[int]:
-    sampled = [last_row[id(chunk)] for chunk in chunks if chunk.samples]
+    sampled = [last_row[id(chunk)] for chunk in chunks if chunk.draws]
     for chunk in chunks:
         first = last_row[id(chunk)] - chunk.num_tokens + 1
         sampled += [first + position - chunk.start for position in scored_positions(chunk)]

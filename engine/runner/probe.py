@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from engine.model.loader import LoadedModel
-from engine.runner.attention import STEP_KEYWORD, AttentionOptions
+from engine.runner.attention import STEP_KEYWORD, AttentionOptions, AttentionStep
 from engine.runner.kv_cache import LayerShape
 from engine.wire.errors import StartupError
 
@@ -43,17 +43,27 @@ def probe_layers(loaded: LoadedModel) -> list[LayerShape]:
         raise StartupError(f"{name} cannot be served: it takes no logits_to_keep")
     recorder = _ShapeRecorder()
     try:
-        _run_one_token(model, loaded.device, recorder)
+        zero = torch.zeros(1, 1, dtype=torch.int64, device=loaded.device)
+        run_one_token(model, loaded.device, recorder, input_ids=zero)
     except ValueError as error:
         raise StartupError(f"{name} cannot be served: {error}") from error
     _check_layers(model.config.get_text_config(decoder=True), name, recorder)
     return [recorder.shapes[layer] for layer in sorted(recorder.shapes)]
 
 
-def _run_one_token(model: Any, device: torch.device, recorder: _ShapeRecorder) -> None:
+def run_one_token(
+    model: Any, device: torch.device, step: AttentionStep | None = None, **inputs: torch.Tensor
+) -> torch.Tensor:
+    """Run one token that sees only itself, without a cache, and return its logits [1, 1, vocabulary].
+
+    inputs: ``input_ids`` [1, 1] or ``inputs_embeds`` [1, 1, hidden_size].
+    """
     zero = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    keywords = {STEP_KEYWORD: step or _ShapeRecorder()}
     with torch.inference_mode():
-        model(input_ids=zero, position_ids=zero, use_cache=False, logits_to_keep=zero[0], **{STEP_KEYWORD: recorder})
+        output = model(position_ids=zero, use_cache=False, logits_to_keep=zero[0], **inputs, **keywords)
+    logits: torch.Tensor = output.logits
+    return logits
 
 
 def _check_layers(config: Any, name: str, recorder: _ShapeRecorder) -> None:

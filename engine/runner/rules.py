@@ -66,7 +66,9 @@ class _SequenceRules:
         self._presence, self._frequency = sampling.presence_penalty, sampling.frequency_penalty
         self._counts: TokenCounts | None = None
         if self._repetition != 1.0 or self._presence or self._frequency:
-            self._counts = TokenCounts(sequence, with_prompt=self._repetition != 1.0)
+            # The tokens of a prompt of embeddings are placeholders, which nobody repeats.
+            with_prompt = self._repetition != 1.0 and sequence.prompt_embeds is None
+            self._counts = TokenCounts(sequence, with_prompt=with_prompt)
         self._biased = _ids(list(sampling.logit_bias))
         self._biases = np.array(list(sampling.logit_bias.values()), dtype=np.float32)
         self._allowed = _ids(list(dict.fromkeys(sampling.allowed_token_ids)))

@@ -46,14 +46,14 @@ class Sampler:
             self._grammars.prepare(chunk.sequence for chunk in plan.chunks)
 
     def sample(self, logits: torch.Tensor, plan: StepPlan) -> list[Sample]:
-        """Choose one token for each chunk that samples.
+        """Choose one token for each chunk that draws.
 
-        logits: [num_samples + num_scored, vocabulary], any float type: the sampling rows in plan order, then those of
+        logits: [num_draws + num_scored, vocabulary], any float type: the drawing rows in plan order, then those of
         ``scored_positions``. The content is used up.
 
         A row without a choice fails alone, with a sentence in its sample.
         """
-        sequences = [chunk.sequence for chunk in plan.chunks if chunk.samples]
+        sequences = [chunk.sequence for chunk in plan.chunks if chunk.draws]
         self._prompts.record(logits[len(sequences) :], plan)
         if not sequences:
             return []

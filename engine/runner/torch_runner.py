@@ -9,12 +9,14 @@ from engine.config import ModelConfig, SchedulerConfig
 from engine.core.protocol import RunnerLimits
 from engine.model.loader import LoadedModel, load_model
 from engine.model.progress import OnProgress
+from engine.runner.abilities import find_abilities
 from engine.runner.attention import ATTENTION_NAME, STEP_KEYWORD, PagedStep, register_attention
 from engine.runner.batch import StepBatch, make_batch
 from engine.runner.grammar_tokenizer import load_grammars
 from engine.runner.kv_cache import PagedKVCache
 from engine.runner.kv_memory import allocate_cache
 from engine.runner.linears import quicken_linears
+from engine.runner.pooling import pool, watched
 from engine.runner.probe import probe_layers
 from engine.runner.sampler import Sampler
 from engine.scheduler.plan import Sample, StepPlan
@@ -36,6 +38,7 @@ class TorchRunner:
         on_progress("measuring layers", 0.92)
         quicken_linears(loaded.model, loaded.device)
         shapes = probe_layers(loaded)
+        abilities = find_abilities(loaded)
         max_model_len = _max_model_len(loaded, model.max_model_len)
         on_progress("allocating the KV cache", 0.95)
         cache = allocate_cache(shapes, scheduler, max_model_len, loaded.device)
@@ -51,7 +54,8 @@ class TorchRunner:
             eos_token_ids=frozenset(loaded.info.eos_token_ids),
             device=str(loaded.device),
             dtype=str(loaded.dtype).removeprefix("torch."),
-            features=frozenset({"logprobs"} if grammars is None else {"logprobs", "grammar"}),
+            features=frozenset({"logprobs", *abilities.features, *(() if grammars is None else ("grammar",))}),
+            hidden_size=abilities.hidden_size,
         )
         on_progress("loaded", 1.0)
 
@@ -71,8 +75,15 @@ class TorchRunner:
             if batch.begun_blocks.numel():
                 cache.clear(batch.begun_blocks)
             self._sampler.prepare(plan)
-            logits = _forward(loaded, cache, batch)
-            return self._sampler.sample(logits, plan)
+            pooled = [chunk for chunk in plan.chunks if chunk.samples and not chunk.draws]
+            if not pooled:
+                return self._sampler.sample(_forward(loaded, cache, batch), plan)
+            with watched(loaded.model) as seen:
+                logits = _forward(loaded, cache, batch)
+            assert seen.states is not None, "checked when the model was loaded"
+            vectors = iter(pool(seen.states, batch.pooled_rows, pooled))
+            drawn = iter(self._sampler.sample(logits, plan))
+            return [next(drawn if chunk.draws else vectors) for chunk in plan.chunks if chunk.samples]
 
     def close(self) -> None:
         """Free the device; idempotent."""
@@ -84,8 +95,11 @@ class TorchRunner:
 
 def _forward(loaded: LoadedModel, cache: PagedKVCache, batch: StepBatch) -> torch.Tensor:
     """Return the logits [S + P, vocabulary] of the rows to keep."""
+    inputs = {"input_ids": batch.input_ids}
+    if batch.embeds is not None:
+        inputs = {"inputs_embeds": batch.embeds.overwrite(loaded.model.get_input_embeddings()(batch.input_ids))}
     output = loaded.model(
-        input_ids=batch.input_ids,
+        **inputs,
         position_ids=batch.position_ids,
         use_cache=False,
         logits_to_keep=batch.kept_rows,

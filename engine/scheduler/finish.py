@@ -20,6 +20,11 @@ def only_scores(sequence: SequenceState) -> bool:
     return sequence.sampling.max_tokens == 0 and sequence.awaits_prompt_logprobs
 
 
+def draws_nothing(sequence: SequenceState) -> bool:
+    """Tell whether the sequence runs its prompt and ends without a token."""
+    return sequence.pooling is not None or only_scores(sequence)
+
+
 def is_full(sequence: SequenceState, max_len: int) -> bool:
     """Tell whether the sequence may not grow: ``max_tokens`` are out, or ``max_len`` tokens with the prompt."""
     return sequence.num_output_tokens >= sequence.sampling.max_tokens or len(sequence.token_ids) >= max_len

@@ -10,16 +10,28 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from engine.scheduler.blocks import BlockHash
+from engine.wire.tensors import Tensor
 
 _HASH_BYTES = 16
 _SALT_DOMAIN = b"salt"  # keeps salts apart from blocks: no salt can be chosen to look like one
+_EMBEDS_DOMAIN = b"embeds"
 _TOKEN_TYPE = "I"  # token ids fit 32 bits; they were checked against the vocabulary at the door
 
 
-def chain_start(cache_salt: str | None) -> BlockHash:
-    """Return the name before the first block, so that sequences of different salts share none; None is one of them."""
+def chain_start(cache_salt: str | None, prompt_embeds: Tensor | None = None) -> BlockHash:
+    """Return the name before the first block, so that sequences of different salts share none; None is one of them.
+
+    prompt_embeds: the tokens of such a prompt are placeholders, so its content is named here, as a whole: only equal
+        prompts share blocks, not those that begin alike.
+    """
     salt = b"" if cache_salt is None else b"=" + cache_salt.encode()
-    return blake2b(salt, digest_size=_HASH_BYTES, person=_SALT_DOMAIN).digest()
+    start = blake2b(salt, digest_size=_HASH_BYTES, person=_SALT_DOMAIN).digest()
+    if prompt_embeds is None:
+        return start
+    named = blake2b(start, digest_size=_HASH_BYTES, person=_EMBEDS_DOMAIN)
+    named.update(repr((prompt_embeds.dtype, prompt_embeds.shape)).encode())
+    named.update(prompt_embeds.data)
+    return named.digest()
 
 
 def block_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:

@@ -8,7 +8,8 @@ from msgspec import Struct
 from engine.wire.ids import ClientId
 from engine.wire.logprobs import Logprobs
 from engine.wire.messages import ErrorKind
-from engine.wire.sampling import SamplingParams
+from engine.wire.sampling import PoolingParams, SamplingParams
+from engine.wire.tensors import Tensor
 
 SequenceKey = tuple[int, int]
 """(request_id, sample_index): names one token stream inside an engine."""
@@ -33,6 +34,9 @@ class SequenceState:
     num_cached: tokens that the prefix cache held when this attempt began to run.
     block_hashes: names of its first full blocks, as far as they were needed (see ``prefix_cache.py``).
     is_promoted: it was overtaken for so long that it comes before every priority now (see ``roster.py``).
+    prompt_embeds: [num_prompt_tokens, hidden_size], instead of the embeddings of the prompt's tokens, which are
+        placeholders then.
+    pooling: it ends with a vector of its prompt, and draws no token.
     """
 
     client_id: ClientId
@@ -54,6 +58,8 @@ class SequenceState:
     num_cached: int = 0
     block_hashes: list[bytes] = field(default_factory=list)
     is_promoted: bool = False
+    prompt_embeds: Tensor | None = None
+    pooling: PoolingParams | None = None
 
     @property
     def key(self) -> SequenceKey:
@@ -74,7 +80,8 @@ class SequenceState:
 class ScheduledChunk(Struct, frozen=True, eq=False):
     """Tokens ``[start, start + num_tokens)`` of one sequence run in this step.
 
-    samples: the chunk reaches the end of what is known, so its last position yields one new token.
+    samples: the chunk reaches the end of what is known, so its last position yields one new token, or the vector of a
+        sequence that is pooled.
 
     A struct, because a frozen dataclass costs 1 us to make, and a step makes one per running sequence.
     """
@@ -83,6 +90,11 @@ class ScheduledChunk(Struct, frozen=True, eq=False):
     start: int
     num_tokens: int
     samples: bool
+
+    @property
+    def draws(self) -> bool:
+        """Tell whether the last position yields a token."""
+        return self.samples and self.sequence.pooling is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +115,7 @@ class Sample:
 
     token_id: the new token; meaningless when ``error`` is set. error: one sentence when this sequence alone failed.
     error_kind: whose fault that is. logprobs, prompt_logprobs: what goes out with the token, when asked for.
+    pooled: the vector of a sequence that is pooled, which has no token.
     """
 
     token_id: int
@@ -110,3 +123,4 @@ class Sample:
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     error_kind: ErrorKind = ErrorKind.ENGINE
+    pooled: Tensor | None = None

@@ -64,6 +64,6 @@ class PrefixCache:
         size = self._pool.block_size
         while index >= len(names):
             start = len(names) * size
-            parent = names[-1] if names else chain_start(sequence.cache_salt)
+            parent = names[-1] if names else chain_start(sequence.cache_salt, sequence.prompt_embeds)
             names.append(block_hash(parent, sequence.token_ids[start : start + size]))
         return names[index]

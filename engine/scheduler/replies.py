@@ -4,6 +4,7 @@ from engine.scheduler.plan import Sample, SequenceState
 from engine.wire.ids import ClientId
 from engine.wire.logprobs import Logprobs
 from engine.wire.messages import EngineCoreOutput, ErrorKind, FinishReason
+from engine.wire.tensors import Tensor
 
 
 class Replies:
@@ -40,6 +41,7 @@ class Replies:
         error: str | None = None,
         error_kind: ErrorKind = ErrorKind.ENGINE,
         prompt_logprobs: Logprobs | None = None,
+        pooled: Tensor | None = None,
     ) -> None:
         """Tell the end of a sequence without a new token."""
         output = _output(sequence, sequence.num_output_tokens, [], finish_reason)
@@ -47,6 +49,7 @@ class Replies:
         output.error = error
         output.error_kind = error_kind
         output.prompt_logprobs = prompt_logprobs
+        output.pooled = pooled
         self._add(sequence, output)
 
     def _add(self, sequence: SequenceState, output: EngineCoreOutput) -> None:

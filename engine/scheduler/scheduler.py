@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from engine.config import SchedulerConfig
 from engine.core.protocol import RunnerLimits
 from engine.scheduler.blocks import BlockPool
-from engine.scheduler.finish import is_full, only_scores, stops_at
+from engine.scheduler.finish import draws_nothing, is_full, only_scores, stops_at
 from engine.scheduler.plan import Sample, ScheduledChunk, SequenceKey, SequenceState, StepPlan
 from engine.scheduler.planner import Planner
 from engine.scheduler.prefix_cache import PrefixCache
@@ -53,15 +53,15 @@ class Scheduler:
         """Queue a sequence that passed validation (see ``refuse`` for one that did not).
 
         A higher attempt replaces a live one, which ends with ABORT; an attempt that is not newer is a repetition and
-        is ignored, because the live one answers. A sequence that has no token left to produce, and
-        no log-probabilities of its prompt to tell, ends with LENGTH.
+        is ignored, because the live one answers. A sequence that has no token left to produce, and nothing else to tell
+        of its prompt, ends with LENGTH.
         """
         live = self._sequences.get(sequence.key)
         if live is not None:
             if sequence.attempt <= live.attempt:
                 return
             self._drop(live, FinishReason.ABORT)
-        if is_full(sequence, self.max_len) and not only_scores(sequence):
+        if is_full(sequence, self.max_len) and not draws_nothing(sequence):
             self._replies.end(sequence, FinishReason.LENGTH)
             return
         self._sequences[sequence.key] = sequence
@@ -178,6 +178,10 @@ class Scheduler:
     def _take_token(self, sequence: SequenceState, sample: Sample) -> None:
         if sequence.num_output_tokens == sequence.num_resumed:
             self._num_prompt_tokens += sequence.num_prompt_tokens
+        if sample.pooled is not None:
+            self._replies.end(sequence, FinishReason.STOP, pooled=sample.pooled)
+            self._leave(sequence)
+            return
         if only_scores(sequence):
             self._finish(sequence, FinishReason.LENGTH, prompt_logprobs=sample.prompt_logprobs)
             return

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from engine.config import SchedulerConfig, SimConfig
 from engine.core.protocol import RunnerLimits
 from engine.scheduler.plan import Sample, ScheduledChunk, SequenceKey, SequenceState, StepPlan
-from engine.sim.tokens import ALPHABET, stream_base, token_at
+from engine.sim.tokens import ALPHABET, prompt_hash, stream_base, token_at, vector_of
+from engine.wire.tensors import Tensor
 
 _LOAD_SLICES = 20
 _FOREVER_S = 3600.0
@@ -19,8 +20,12 @@ class SimulatedCrashError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """What the runner works out once per sequence. base: see ``stream_base``. fails: the request's own fate."""
+    """What the runner works out once per sequence.
 
+    prompt, base: see ``prompt_hash`` and ``stream_base``. fails: the request's own fate.
+    """
+
+    prompt: int
     base: int
     fails: bool
 
@@ -53,6 +58,8 @@ class SimRunner:
             eos_token_ids=frozenset(),
             device="sim",
             dtype="none",
+            features=frozenset({"prompt_embeds", "pooling"}),
+            hidden_size=config.hidden_size,
         )
         self._load(on_progress)
 
@@ -86,8 +93,10 @@ class SimRunner:
             raise SimulatedCrashError(f"request {sequence.request_id} holds the crash token {config.crash_on_token}")
         while config.hang_on_token is not None and config.hang_on_token in prompt:
             self._sleep(_FOREVER_S)
+        seen = prompt_hash(prompt, None if sequence.prompt_embeds is None else sequence.prompt_embeds.data)
         return _Stream(
-            stream_base(prompt, sequence.sampling.seed, sequence.sample_index),
+            seen,
+            stream_base(seen, sequence.sampling.seed, sequence.sample_index),
             config.fail_on_token is not None and config.fail_on_token in prompt,
         )
 
@@ -96,6 +105,10 @@ class SimRunner:
         stream = self._streams[sequence.key]
         if stream.fails:
             return Sample(0, f"the prompt holds the token {self._config.fail_on_token} that makes its request fail")
+        if sequence.pooling is not None:
+            size = self._config.hidden_size
+            vector = vector_of(stream.prompt, size, normalize=sequence.pooling.normalize)
+            return Sample(0, pooled=Tensor("float32", (size,), vector))
         return Sample(token_at(stream.base, sequence.num_output_tokens))
 
 

@@ -1,8 +1,11 @@
 """The sim engine's tokens: text-like bytes that depend on nothing but the request and the position."""
 
+import math
 import zlib
 from array import array
 from collections.abc import Sequence
+
+from engine.wire.tensors import Buffer
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -11,15 +14,26 @@ ALPHABET = b"etaoinshrdlucmfwypvbgk      "
 """Printable ASCII, one byte token each, with enough spaces to look like words."""
 
 
-def stream_base(prompt_token_ids: Sequence[int], seed: int, sample_index: int) -> int:
-    """Return the number all tokens of one stream grow from; token ids must fit 32 bits."""
-    prompt_hash = zlib.crc32(array("I", prompt_token_ids))
-    return _mix(prompt_hash + _mix(seed + _GOLDEN * (sample_index + 1)))
+def prompt_hash(prompt_token_ids: Sequence[int], embeds: Buffer | None = None) -> int:
+    """Return what the sim engine sees of a prompt: its tokens, which must fit 32 bits, or what stands for them."""
+    return zlib.crc32(array("I", prompt_token_ids) if embeds is None else embeds)
+
+
+def stream_base(prompt: int, seed: int, sample_index: int) -> int:
+    """Return the number all tokens of one stream grow from. prompt: see ``prompt_hash``."""
+    return _mix(prompt + _mix(seed + _GOLDEN * (sample_index + 1)))
 
 
 def token_at(base: int, position: int) -> int:
     """Return output token ``position`` of a stream: the same on every engine, in every attempt and batch."""
     return ALPHABET[_mix(base + _GOLDEN * (position + 1)) % len(ALPHABET)]
+
+
+def vector_of(prompt: int, size: int, *, normalize: bool) -> bytes:
+    """Return float32 [size] that depend on nothing but the prompt (see ``prompt_hash``), each in -1..1 at first."""
+    values = [_mix(prompt + _GOLDEN * (index + 1)) / 2**63 - 1 for index in range(size)]
+    length = math.hypot(*values) if normalize else 1.0
+    return array("f", [value / length for value in values]).tobytes()
 
 
 def _mix(value: int) -> int:

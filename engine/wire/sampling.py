@@ -5,6 +5,9 @@ from msgspec import Struct
 MAX_LOGPROBS = 20
 """Best tokens told per position at most."""
 
+EMBEDS_DTYPES = ("float32", "float16", "bfloat16")
+"""Number formats of prompt embeddings."""
+
 
 class SamplingParams(Struct, array_like=True, frozen=True, kw_only=False):
     """Sampling parameters of one sequence. Append-only: new fields go last, with a default.

@@ -18,6 +18,7 @@ from engine.scheduler.plan import Sample, StepPlan
 from engine.wire.ids import ClientId
 from engine.wire.messages import AddRequest, FinishReason, Load
 from engine.wire.sampling import SamplingParams
+from engine.wire.tensors import Tensor
 from tests.unit.runner.families import without_bars
 
 CLIENT = ClientId(0, 1)
@@ -53,9 +54,17 @@ class Answers:
 
 
 def answer(
-    runner: Runner, scheduler: SchedulerConfig, prompts: Sequence[list[int]], num_tokens: int, seed: int
+    runner: Runner,
+    scheduler: SchedulerConfig,
+    prompts: Sequence[list[int]],
+    num_tokens: int,
+    seed: int,
+    embeds: Sequence[Tensor] | None = None,
 ) -> Answers:
-    """Ask a new core for ``num_tokens`` of each prompt; how many arrive before a step is random."""
+    """Ask a new core for ``num_tokens`` of each prompt; how many arrive before a step is random.
+
+    embeds: what stands in for the embeddings of each prompt.
+    """
     rng = random.Random(seed)
     core = NativeCore(scheduler, runner)
     answers: list[list[int]] = [[] for _ in prompts]
@@ -63,7 +72,9 @@ def answer(
     num_finished = 0
     while num_finished < len(prompts):
         for index in itertools.islice(arriving, rng.randrange(4)):
-            core.add_request(_request(index, prompts[index], num_tokens), received_at=0.0)
+            request = make_request(index, prompts[index], num_tokens)
+            request.prompt_embeds = None if embeds is None else embeds[index]
+            core.add_request(request, received_at=0.0)
         for output in core.step(now=0.0).get(CLIENT, []):
             assert output.error is None, output.error
             answers[output.request_id].extend(output.new_token_ids)
@@ -94,7 +105,7 @@ def _margin(folder: Path, tokens: list[int]) -> float:
     return float((first - second) / logits.std())
 
 
-def _request(index: int, prompt: list[int], num_tokens: int) -> AddRequest:
+def make_request(index: int, prompt: list[int], num_tokens: int) -> AddRequest:
     return AddRequest(
         client_id=CLIENT,
         line_seq=index + 1,

@@ -6,7 +6,7 @@ from engine.config import SchedulerConfig, SimConfig
 from engine.core.native import NativeCore
 from engine.scheduler.plan import ScheduledChunk, SequenceState, StepPlan
 from engine.sim.runner import SimRunner, SimulatedCrashError, step_duration_s
-from engine.sim.tokens import stream_base, token_at
+from engine.sim.tokens import prompt_hash, stream_base, token_at
 from tests.unit.engine.builders import CLIENT, make_request, make_sequence
 
 SCHEDULER = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, block_size=4)
@@ -60,13 +60,13 @@ def test_a_stream_does_not_depend_on_batch_chunks_or_preemption() -> None:
 
 
 def test_streams_differ_by_seed_sample_and_prompt() -> None:
-    bases = {stream_base(p, seed, i) for p in ([1, 2], [2, 1]) for seed in (0, 1) for i in (0, 1)}
+    bases = {stream_base(prompt_hash(p), seed, i) for p in ([1, 2], [2, 1]) for seed in (0, 1) for i in (0, 1)}
     streams = {bytes(token_at(base, position) for position in range(30)) for base in bases}
     assert len(streams) == 8
 
 
 def test_the_rule_of_the_tokens_is_frozen() -> None:
-    base = stream_base(list(b"hello"), 7, 0)
+    base = stream_base(prompt_hash(list(b"hello")), 7, 0)
     assert bytes(token_at(base, position) for position in range(20)) == b"sycs  g  ua dukcmdbl"
 
 

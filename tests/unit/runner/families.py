@@ -109,10 +109,47 @@ def poison_embedding(folder: Path, token: int) -> None:
         model.save_pretrained(folder)
 
 
+def load(folder: Path) -> Any:
+    """Return the model as transformers runs it: float32, eager attention."""
+    with without_bars():
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+
+
+def embed(folder: Path, prompts: list[list[int]]) -> list[torch.Tensor]:
+    """Return the model's own embeddings [num_tokens, hidden_size] of each prompt."""
+    embeddings = load(folder).get_input_embeddings()
+    with torch.inference_mode():
+        return [embeddings(torch.tensor(prompt)) for prompt in prompts]
+
+
+def generate_from_embeds(folder: Path, embeds: list[torch.Tensor], num_tokens: int) -> list[list[int]]:
+    """Return what transformers itself answers to embeddings."""
+    model = load(folder)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return [
+        model.generate(
+            inputs_embeds=prompt[None],
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=num_tokens,
+            min_new_tokens=num_tokens,
+            do_sample=False,
+        )[0].tolist()
+        for prompt in embeds
+    ]
+
+
+def pooled(folder: Path, prompts: list[list[int]]) -> list[torch.Tensor]:
+    """Return the final hidden state [hidden_size] of the last token of each prompt, of length 1."""
+    model = load(folder)
+    with torch.inference_mode():
+        states = [model(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0, -1] for ids in prompts]
+    return [torch.nn.functional.normalize(state, dim=0) for state in states]
+
+
 def generate(folder: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
     """Return what transformers itself answers: eager attention, its own cache, prompts of one length at a time."""
-    with without_bars():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = load(folder)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     outputs: dict[int, list[int]] = {}
