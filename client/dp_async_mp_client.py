@@ -17,7 +17,7 @@ from engine.wire.messages import EnginePhase, EngineReport, GroupState, LoadSnap
 from engine.wire.sockets import AsyncReceiver, Frames
 from lb.totals import RankTotals
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 SNAPSHOT_STALE_S = 3.0
 """Snapshots come at least once a second; after three missing ones the client's own counts are worth more."""
@@ -60,7 +60,7 @@ class DPAsyncMPClient(AsyncMPClient):
 
     async def eep_process_engine_core_notification(self, engine_id: EngineId, notification: Any) -> None:
         """Note what an engine says about an elastic change. A projection for observers; nothing waits on it."""
-        _log.info("engine %s: %s", engine_id, notification)
+        _logger.info("engine %s: %s", engine_id, notification)
         self.eep_scaling_cache[engine_id] = notification
 
     def _ensure_tasks(self) -> None:

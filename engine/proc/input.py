@@ -26,7 +26,7 @@ from engine.wire.sockets import Frames, connect, make_socket, receive_nowait, se
 _MAX_MESSAGES_PER_TURN = 64
 """Taken from one socket before the others and the report get their turn."""
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 class _RequestLine:
@@ -96,7 +96,7 @@ class InputThread:
         try:
             self._serve()
         except Exception as error:
-            log.exception("the input thread failed")
+            _logger.exception("the input thread failed")
             self._shared.fail(f"the input thread failed: {error}")
         finally:
             for client_id in list(self._lines):

@@ -29,7 +29,7 @@ from engine.wire.messages import (
 FLUSH_S = 2.0
 """Time the clients have to take the last outputs of an engine that ends."""
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 class EngineCoreProc:
@@ -88,14 +88,14 @@ class EngineCoreProc:
             self._loop(core)
             self._shut_down(core)
         except Exception as error:
-            log.exception("engine %s dies", self._spec.engine_id)
+            _logger.exception("engine %s dies", self._spec.engine_id)
             self._shared.set_stopping(f"died: {error}")
             self._output.put_last_words(f"{type(error).__name__}: {error}")
             return 1
         finally:
             self._close()
             core.close()
-        log.info("engine %s stopped: %s", self._spec.engine_id, self._shared.stop_reason)
+        _logger.info("engine %s stopped: %s", self._spec.engine_id, self._shared.stop_reason)
         return 0
 
     def _loop(self, core: EngineCore) -> None:
@@ -156,7 +156,7 @@ class EngineCoreProc:
                 return UtilityOutput(call.call_id, self._input.statistics() | self._output.statistics())
             return UtilityOutput(call.call_id, msgspec.to_builtins(core.call(call.method, call.args)))
         except Exception as error:
-            log.warning("utility %s failed", call.method, exc_info=not isinstance(error, ValueError))
+            _logger.warning("utility %s failed", call.method, exc_info=not isinstance(error, ValueError))
             return UtilityOutput(call.call_id, error=f"{type(error).__name__}: {error}")
 
     def _shut_down(self, core: EngineCore) -> None:

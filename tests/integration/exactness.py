@@ -22,7 +22,7 @@ from engine.wire.tensors import Tensor
 from tests.unit.runner.families import without_bars
 
 CLIENT = ClientId(0, 1)
-_LOGGER = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 _NOISE = 1e-4
 """Two best logits closer than this share of their spread may change places with the order of a summation in float32."""
 
@@ -92,7 +92,7 @@ def assert_equal(found: list[list[int]], expected: list[list[int]], prompts: lis
             continue
         position = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
         margin = _margin(folder, [*prompt, *theirs[:position]])
-        _LOGGER.warning("parted at token %d after a prompt of %d, margin %.1e", position, len(prompt), margin)
+        _logger.warning("parted at token %d after a prompt of %d, margin %.1e", position, len(prompt), margin)
         assert margin < _NOISE, f"{ours} is not {theirs}: they part at {position}, margin {margin:.1e}"
 
 
