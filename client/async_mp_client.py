@@ -26,7 +26,7 @@ from engine.wire.messages import (
 )
 from engine.wire.sockets import AsyncReceiver
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.2
 MAX_QUEUED_OUTPUTS = 1024
@@ -239,7 +239,7 @@ class AsyncMPClient(MPClient):
             task.add_done_callback(log_failure)
 
     def _on_line_opened(self, line: EngineLine) -> None:
-        _logger.info("engine %s is ready on %s (%s)", line.engine_id, line.ready.node or "this node", line.ready.device)
+        _log.info("engine %s is ready on %s (%s)", line.engine_id, line.ready.node or "this node", line.ready.device)
         self._answers.engines_changed.set()
 
     def _on_line_closed(self, line: EngineLine, reason: str) -> None:

@@ -23,7 +23,7 @@ from engine.wire.messages import (
 )
 from engine.wire.sockets import Frames
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 NO_REPORT = -1
 """``report_seq`` of an engine that sends no reports: its one client counts for itself."""
@@ -95,7 +95,7 @@ class CoreThread:
         """Wait for the end after ``stop``; a step that does not end in time is left behind, and logged."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            _logger.error("engine %s is in a step that does not end; its thread is left behind", self._engine_id)
+            _log.error("engine %s is in a step that does not end; its thread is left behind", self._engine_id)
 
     def _run(self) -> None:
         try:
@@ -104,8 +104,8 @@ class CoreThread:
                     self._handle(self._decoder.decode_frames(frames))
                 if self._core.has_work():
                     self._step()
-        except Exception as error:  # the thread ends here, with last words
-            _logger.exception("engine %s dies", self._engine_id)
+        except Exception as error:  # noqa: BLE001 - the thread ends here, with last words
+            _log.exception("engine %s dies", self._engine_id)
             self._send([], dead=f"{type(error).__name__}: {error}")
         finally:
             self._core.close()

@@ -13,11 +13,11 @@ from client.tasks import loop_is_running, whenever_filled
 from engine.wire.codec import state_decoder
 from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, EngineReport, GroupState, LoadSnapshot, Seat, SeatState
+from engine.wire.messages import ClusterSettings, EnginePhase, EngineReport, GroupState, LoadSnapshot, Seat, SeatState
 from engine.wire.sockets import AsyncReceiver, Frames
 from lb.totals import RankTotals
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 SNAPSHOT_STALE_S = 3.0
 """Snapshots come at least once a second; after three missing ones the client's own counts are worth more."""
@@ -29,6 +29,7 @@ class DPAsyncMPClient(AsyncMPClient):
     current_wave: number of the running period of a lockstep group; 0 for independent ranks.
     lb_engines: the engines of the committed membership, in the order of their ranks.
     num_clients: live clients of the deployment, this one included.
+    settings: the newest that the operator wants.
     eep_scaling_cache: the last notification of each engine about an elastic change.
 
     A GroupState or LoadSnapshot counts when its (generation, seq) is above the last one's, so loss, repetition and a
@@ -40,6 +41,7 @@ class DPAsyncMPClient(AsyncMPClient):
         self.current_wave = 0
         self.lb_engines: list[EngineId] = []
         self.num_clients = 1
+        self.settings = ClusterSettings()
         self.eep_scaling_cache: dict[EngineId, Any] = {}
         self._seats: dict[int, Seat] = {}
         self._dismissed: frozenset[EngineId] = frozenset()
@@ -60,7 +62,7 @@ class DPAsyncMPClient(AsyncMPClient):
 
     async def eep_process_engine_core_notification(self, engine_id: EngineId, notification: Any) -> None:
         """Note what an engine says about an elastic change. A projection for observers; nothing waits on it."""
-        _logger.info("engine %s: %s", engine_id, notification)
+        _log.info("engine %s: %s", engine_id, notification)
         self.eep_scaling_cache[engine_id] = notification
 
     def _ensure_tasks(self) -> None:
@@ -97,6 +99,8 @@ class DPAsyncMPClient(AsyncMPClient):
         self.current_wave = state.wave_started
         self.lb_engines = sorted(state.committed.members)
         self.num_clients = max(1, len(state.clients))
+        if state.settings.seq > self.settings.seq:  # a coordinator that has just restarted may not know them yet
+            self.settings = state.settings
         self._seats = {seat.engine_id.rank: seat for seat in state.seats}
         self._dismissed = frozenset(state.dismissed)
         for engine_id, reason in self._deaths():

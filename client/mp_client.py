@@ -19,7 +19,7 @@ from engine.wire.ids import EngineId, RequestIds
 from engine.wire.messages import ClientInfo, ClientReport, EngineCoreOutputs, EngineReady
 from engine.wire.sockets import Frames, send_nowait
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 MAX_REMEMBERED_ENGINES = 1024
 
@@ -135,7 +135,7 @@ class MPClient(EngineCoreClient):
 
     def _refuse(self, engine_id: EngineId, difference: str) -> None:
         if engine_id not in self._refused:
-            _logger.error("engine %s is refused: %s", engine_id, difference)
+            _log.error("engine %s is refused: %s", engine_id, difference)
         self._counts["refused_handshakes"] += 1
         _remember(self._refused, engine_id, f"refused: {difference}")
         self._on_refused()

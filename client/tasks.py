@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from client.mailbox import Mailbox
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 C = TypeVar("C")
 
@@ -50,4 +50,4 @@ async def every(period_s: float, owner_ref: "weakref.ref[C]", act: Callable[[C],
 def log_failure(task: "asyncio.Task[None]") -> None:
     """Observe how a task ended that nobody awaits."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        _logger.error("%s failed", task.get_name(), exc_info=error)
+        _log.error("%s failed", task.get_name(), exc_info=error)

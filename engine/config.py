@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from engine.wire.curve import WireSecurity
 from engine.wire.ids import EngineId
+from engine.wire.messages import ClusterSettings
 
 
 class EngineKind(StrEnum):
@@ -94,6 +95,7 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     report_endpoint: the coordinator's PULL. state_endpoint: its XPUB. node: name for people.
     build_id, config_hash: must be the same in the whole deployment.
     security: keys of lines between hosts, without the servers' secret; None leaves all lines plain.
+    settings: what the operator wants at the start; newer ones come with the group's state.
     """
 
     engine_id: EngineId
@@ -105,3 +107,4 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     node: str = ""
     log_level: str = "INFO"
     security: WireSecurity | None = None
+    settings: ClusterSettings = ClusterSettings()

@@ -1,21 +1,17 @@
 """From an engine's configuration to a loaded core: the one place that knows which runner belongs to which kind."""
 
 import socket
-from collections.abc import Callable
 
 import msgspec
 
 from engine.config import EngineConfig, EngineKind
 from engine.core.native import NativeCore
-from engine.core.protocol import EngineCore, Runner
+from engine.core.protocol import EngineCore, OnProgress, Runner
 from engine.core.ready import describe
 from engine.sim.runner import SimRunner
 from engine.wire.build import build_id, config_hash
 from engine.wire.ids import EngineId
 from engine.wire.messages import EngineReady
-
-OnProgress = Callable[[str, float], None]
-"""Told what is being done, in a few words, and how far it is, 0..1."""
 
 
 def load_core(config: EngineConfig, on_progress: OnProgress) -> EngineCore:

@@ -16,7 +16,7 @@ from engine.wire.process import configure_logging, die_with_parent, leave_proces
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-_logger = logging.getLogger("engine.main")
+log = logging.getLogger("engine.main")
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def _run(spec: EngineSpec, proc: EngineCoreProc) -> int:
         raise
     except Exception as error:
         # A StartupError is meant for people and says it all; anything else needs its traceback.
-        _logger.critical("cannot load: %s", error, exc_info=not isinstance(error, StartupError))
+        log.critical("cannot load: %s", error, exc_info=not isinstance(error, StartupError))
         proc.abandon(f"cannot load: {error}")
         return 1
     # What was loaded lives as long as the process: the collector need not walk it again and again.

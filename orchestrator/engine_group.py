@@ -19,7 +19,7 @@ from orchestrator.progress import LineProgress, StartProgress
 from orchestrator.restarts import RestartRule
 from orchestrator.seats import SeatStatus, SeatTable
 
-_logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 _LEAVE_S = 5.0  # dismissed engines get this long to end by themselves
 _KILLED_S = 5.0  # a killed process is gone by then, or its host is
@@ -161,11 +161,11 @@ class EngineGroup:
         news, hung = self.seats.on_suspects(state.suspects)
         for seat in news:
             if seat.suspect is not None:
-                _logger.warning("%s gets no new requests: %s", seat.name, seat.suspect.reason)
+                _LOG.warning("%s gets no new requests: %s", seat.name, seat.suspect.reason)
             else:
-                _logger.info("%s is heard and makes progress again", seat.name)
+                _LOG.info("%s is heard and makes progress again", seat.name)
         for seat in hung:
-            _logger.error("%s is hung: %s; killing it", seat.name, seat.hung)
+            _LOG.error("%s is hung: %s; killing it", seat.name, seat.hung)
             self._host.kill(seat.engine_id)
 
     def _listen_as_needed(self) -> None:
@@ -193,4 +193,4 @@ class EngineGroup:
 
 def _log_failure(task: "asyncio.Task[None]") -> None:
     if not task.cancelled() and task.exception() is not None:
-        _logger.error("%s failed", task.get_name(), exc_info=task.exception())
+        _LOG.error("%s failed", task.get_name(), exc_info=task.exception())

@@ -20,7 +20,7 @@ from engine.wire.messages import (
 )
 from engine.wire.sockets import AsyncReceiver, Frames, connect, make_socket, send_nowait
 
-_logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 REPEAT_S = 1.0
 """The report is repeated this often, so that a lost one or a new coordinator needs no other rule."""

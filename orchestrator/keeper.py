@@ -12,7 +12,7 @@ from orchestrator.launch.host import EngineExit, LineSink
 from orchestrator.launch.subprocess import ChildProcess, start_child
 from orchestrator.restarts import RestartRule, Restarts
 
-_logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class Keeper:
     async def _replace(self, end: EngineExit, pause_s: float) -> ChildProcess:
         self._life += 1
         kept = self._keepsake
-        _logger.warning("%s is gone (%s); starting %s", kept.name, end.reason, kept.life_name(self._life))
+        _LOG.warning("%s is gone (%s); starting %s", kept.name, end.reason, kept.life_name(self._life))
         await asyncio.sleep(pause_s)
         with suppress(StartupError):  # its end is seen by the next turn of the loop
             await self._start_one()

@@ -9,7 +9,7 @@ from orchestrator.guard import check_packages
 from orchestrator.listen import Listener
 from orchestrator.run_dir import RunDir, sweep
 
-_logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class Premises:
@@ -31,7 +31,7 @@ class Premises:
         try:
             self.run_dir = RunDir(config.run_dir)
             for folder in sweep(config.run_dir):
-                _logger.info("removed %s, left behind by a run that was killed", folder)
+                _LOG.info("removed %s, left behind by a run that was killed", folder)
         except BaseException:
             self.listener.close()
             raise

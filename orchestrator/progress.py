@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from engine.wire.ids import EngineId
 from orchestrator.seats import SeatStatus
 
-_logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class StartProgress(Protocol):
@@ -36,11 +36,11 @@ class LineProgress:
         rank, news = seat.engine_id.rank, (seat.engine_id, seat.activity)
         if self._shown.get(rank) != news:
             self._shown[rank] = news
-            _logger.info("rank %d: %s", rank, seat.activity)
+            _LOG.info("rank %d: %s", rank, seat.activity)
 
     def say(self, text: str) -> None:
         """Log one step."""
-        _logger.info("%s", text)
+        _LOG.info("%s", text)
 
 
 class BarProgress:

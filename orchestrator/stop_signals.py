@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 
-_logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 SAME_WISH_S = 0.25
 
@@ -41,9 +41,9 @@ class StopSignals:
     def _on_signal(self, number: signal.Signals) -> None:
         now = self._now()
         if not self.first.done():
-            _logger.info("%s: stopping; once more stops at once", signal.Signals(number).name)
+            _LOG.info("%s: stopping; once more stops at once", signal.Signals(number).name)
             self._first_at = now
             self.first.set_result(number)
         elif not self.second.done() and now - self._first_at > SAME_WISH_S:
-            _logger.warning("%s again: stopping at once", signal.Signals(number).name)
+            _LOG.warning("%s again: stopping at once", signal.Signals(number).name)
             self.second.set_result(number)

@@ -25,7 +25,7 @@ from orchestrator.seats import SeatStatus
 from orchestrator.specs import Wiring, api_spec, engine_spec, served_model_name
 from orchestrator.tokenizer_export import find_tokenizer
 
-_logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 Hurry = asyncio.Future[Any]
 """Done once nobody is to be waited for any more."""
@@ -86,8 +86,8 @@ class Supervisor:
             except Exception as error:  # noqa: BLE001 - a part that cannot stop must not keep the rest alive
                 remarks.append(f"a part did not stop: {error!r}")
         for remark in remarks:
-            _logger.warning("%s", remark)
-        _logger.info("stopped%s", "" if remarks else ": every process ended by itself, nothing is left behind")
+            _LOG.warning("%s", remark)
+        _LOG.info("stopped%s", "" if remarks else ": every process ended by itself, nothing is left behind")
 
     async def _start_parts(self, progress: StartProgress) -> None:
         num_ranks, model = self._config.data_parallel_size, self._premises.model
@@ -160,7 +160,7 @@ class Supervisor:
         if not self._is_serving:
             self._fail(StartupError(f"{what} ended while it started: {seat.end_reason}"))
             return
-        _logger.error("%s is dead: %s; %s", what, seat.end_reason, self._describe_restart(seat))
+        _LOG.error("%s is dead: %s; %s", what, seat.end_reason, self._describe_restart(seat))
         if self._engines.seats.all_lost:
             self._fail(EngineError(f"every engine is dead: {self._engines.seats.describe_unready()}"))
 

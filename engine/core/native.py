@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 
 from engine.config import SchedulerConfig
-from engine.core.protocol import Runner, RunnerLimits
+from engine.core.protocol import OnProgress, Runner, RunnerLimits
 from engine.core.validation import find_fault
 from engine.scheduler.plan import SequenceKey, SequenceState
 from engine.scheduler.scheduler import Scheduler
+from engine.wire.errors import UnknownMethodError
 from engine.wire.ids import ClientId
 from engine.wire.messages import AddRequest, EngineCoreOutput, Load
 
@@ -26,6 +27,7 @@ class NativeCore:
         self._runner = runner
         self._scheduler = Scheduler(config, runner.limits)
         self._utilities: dict[str, Callable[..., Any]] = {
+            "collective_rpc": self._collective_rpc,
             "echo": _echo,
             "get_load": self._get_load,
             "reset_prefix_cache": self._scheduler.reset_prefix_cache,
@@ -84,6 +86,35 @@ class NativeCore:
         samples = self._runner.run(plan) if plan.chunks else ()
         return self._scheduler.apply(plan, samples, now)
 
+    def flush(self) -> Mapping[ClientId, list[EngineCoreOutput]]:
+        """Return what there is to tell each client, and run nothing."""
+        return self._scheduler.flush()
+
+    def hold_newcomers(self) -> None:
+        """Let sequences that come from now on wait until ``release_newcomers``."""
+        self._scheduler.hold_newcomers()
+
+    def release_newcomers(self) -> None:
+        """Let those that were held back run like the others."""
+        self._scheduler.release_newcomers()
+
+    def has_earlier(self) -> bool:
+        """Tell whether there are sequences that are not held back."""
+        return self._scheduler.has_earlier()
+
+    def abort_earlier(self) -> None:
+        """End every sequence that is not held back with ABORT."""
+        self._scheduler.abort_earlier()
+
+    def sleep(self, level: int) -> None:
+        """Give the device's memory back; running sequences wait, to be computed anew."""
+        self._scheduler.preempt_all()
+        self._runner.sleep(level)
+
+    def wake_up(self, on_progress: OnProgress) -> None:
+        """Take the memory again and load what was dropped."""
+        self._runner.wake_up(on_progress)
+
     def load(self) -> Load:
         """Return the counters as they are now."""
         return self._scheduler.load()
@@ -92,16 +123,20 @@ class NativeCore:
         """Run a registered utility method.
 
         Raises:
-            ValueError: no such method; names those there are.
+            UnknownMethodError: no such method; names those there are.
         """
-        utility = self._utilities.get(method)
-        if utility is None:
-            raise ValueError(f"no utility method {method!r}; there are {', '.join(sorted(self._utilities))}")
-        return utility(*args)
+        return _find(self._utilities, method)(*args)
 
     def close(self) -> None:
         """Free the device."""
         self._runner.close()
+
+    def _collective_rpc(
+        self, method: str, _timeout_s: float | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Run one of the other methods. The deadline is the caller's to keep: nothing here can be interrupted."""
+        callable_by_name = {name: utility for name, utility in self._utilities.items() if name != "collective_rpc"}
+        return _find(callable_by_name, method)(*args, **kwargs)
 
     def _get_load(self) -> dict[str, Any]:
         return msgspec.structs.asdict(self.load())
@@ -116,6 +151,13 @@ class NativeCore:
 
 def _echo(value: Any) -> Any:
     return value
+
+
+def _find(methods: Mapping[str, Callable[..., Any]], name: str) -> Callable[..., Any]:
+    method = methods.get(name)
+    if method is None:
+        raise UnknownMethodError(name, sorted(methods))
+    return method
 
 
 def _to_sequence(request: AddRequest, received_at: float) -> SequenceState:

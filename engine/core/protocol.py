@@ -8,6 +8,9 @@ from engine.scheduler.plan import Sample, SequenceKey, StepPlan
 from engine.wire.ids import ClientId
 from engine.wire.messages import AddRequest, EngineCoreOutput, Load
 
+OnProgress = Callable[[str, float], None]
+"""Told what is being done, in a few words, and how far it is, 0..1."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerLimits:
@@ -37,6 +40,15 @@ class Runner(Protocol):
 
     def run(self, plan: StepPlan) -> Sequence[Sample]:
         """Run the step; one sample per chunk with ``samples`` set, in plan order."""
+
+    def sleep(self, level: int) -> None:
+        """Give memory back until ``wake_up``; what the KV cache held is lost. Called awake, or for a deeper level.
+
+        level: 1 frees the KV cache and moves the weights off the device, 2 drops the weights.
+        """
+
+    def wake_up(self, on_progress: OnProgress) -> None:
+        """Take the memory again and load what was dropped; the limits stay what they were."""
 
     def close(self) -> None:
         """Free the device."""
@@ -77,6 +89,27 @@ class EngineCore(Protocol):
 
         on_planned: called when it is decided who runs and before it takes its time; ``load`` shows it then.
         """
+
+    def flush(self) -> Mapping[ClientId, list[EngineCoreOutput]]:
+        """Return what there is to tell each client, and run nothing."""
+
+    def hold_newcomers(self) -> None:
+        """Let sequences that come from now on wait until ``release_newcomers``; idempotent."""
+
+    def release_newcomers(self) -> None:
+        """Let those that were held back run like the others; idempotent."""
+
+    def has_earlier(self) -> bool:
+        """Tell whether there are sequences that are not held back, also such as cannot run now."""
+
+    def abort_earlier(self) -> None:
+        """Free every sequence that is not held back; each ends with an ABORT output."""
+
+    def sleep(self, level: int) -> None:
+        """Give the device's memory back (see ``Runner.sleep``); running sequences wait, to be computed anew."""
+
+    def wake_up(self, on_progress: OnProgress) -> None:
+        """Undo ``sleep``; steps may run again."""
 
     def load(self) -> Load:
         """Return the counters as they are now (``num_queued`` is the process's to fill)."""

@@ -25,7 +25,7 @@ from engine.model.tokenizer_files import (
 from engine.wire.errors import StartupError
 from engine.wire.process import configure_logging, die_with_parent, leave_process_group, read_spec
 
-_logger = logging.getLogger(__name__)
+_LOGGER = logging.getLogger(__name__)
 
 
 def export(spec: ExportSpec) -> ExportReady:
@@ -61,7 +61,7 @@ def main() -> int:
     try:
         ready = export(read_spec(ExportSpec))
     except StartupError as error:
-        _logger.error("%s", error)  # noqa: TRY400 - the line is for the user; a traceback would bury it
+        _LOGGER.error("%s", error)  # noqa: TRY400 - the line is for the user; a traceback would bury it
         return 1
     sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
     return 0

@@ -16,7 +16,7 @@ from engine.model.progress import OnProgress, progress_bars_to
 from engine.model.source import load_failure
 from engine.model.tokenizer_files import ModelInfo
 
-_logger = logging.getLogger(__name__)
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ def _read(
         try:
             path = str(unpacked_weights(resolved, dtype, on_progress))
         except OSError as error:
-            _logger.warning("unpacked weights cannot be kept, so every start unpacks them again: %s", error)
+            _LOGGER.warning("unpacked weights cannot be kept, so every start unpacks them again: %s", error)
             return unpack(resolved, dtype, attention)
     return AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype or "auto", attn_implementation=attention, trust_remote_code=False

@@ -1,7 +1,7 @@
 """What the coordinator's state means for one engine."""
 
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import ClientInfo, GroupState, Seat, SeatState
+from engine.wire.messages import ClientInfo, ClusterSettings, GroupState, Seat, SeatState
 
 
 class GroupView:
@@ -15,6 +15,7 @@ class GroupView:
         self.max_epoch_seen = 0
         self.is_dismissed = False
         self.is_leaving = False
+        self.settings = ClusterSettings()
 
     def update(self, state: GroupState) -> bool:
         """Take a state in; True when it is newer than all before it."""
@@ -29,6 +30,7 @@ class GroupView:
         seat = next((seat for seat in state.seats if seat.engine_id.rank == self._engine_id.rank), None)
         self.is_dismissed = self._engine_id in state.dismissed or self._has_lost_its_seat(seat)
         self.is_leaving = seat is not None and seat.engine_id == self._engine_id and seat.state is SeatState.LEAVING
+        self.settings = state.settings
         return True
 
     def _has_lost_its_seat(self, seat: Seat | None) -> bool:

@@ -26,7 +26,7 @@ from engine.wire.sockets import Frames, connect, make_socket, receive_nowait, se
 _MAX_MESSAGES_PER_TURN = 64
 """Taken from one socket before the others and the report get their turn."""
 
-_logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class _RequestLine:
@@ -96,7 +96,7 @@ class InputThread:
         try:
             self._serve()
         except Exception as error:
-            _logger.exception("the input thread failed")
+            log.exception("the input thread failed")
             self._shared.fail(f"the input thread failed: {error}")
         finally:
             for client_id in list(self._lines):
@@ -155,6 +155,7 @@ class InputThread:
             return
         if self._group.update(state):
             self._shared.is_leaving = self._group.is_leaving
+            self._shared.see_settings(self._group.settings)
             self._shared.see_epoch(self._group.epoch, self._group.max_epoch_seen)
             if self._group.is_dismissed:
                 self._shared.request_stop("dismissed")

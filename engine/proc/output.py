@@ -32,7 +32,7 @@ CLIENT_DEAD_S = 30.0
 _LINGER_MS = 1000
 _SWEEP_S = 0.2  # how often tensors under way are looked at while nothing is sent
 
-_logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class _OutputLine:
@@ -119,7 +119,7 @@ class OutputThread:
                         self._flush(line)
                     self._judge(line)
         except Exception as error:
-            _logger.exception("the output thread failed")
+            log.exception("the output thread failed")
             self._shared.fail(f"the output thread failed: {error}")
         finally:
             for client_id in list(self._lines):
@@ -145,7 +145,7 @@ class OutputThread:
         try:
             connect(socket, endpoint)
         except AddressError as error:
-            _logger.warning("client %s gets no outputs: %s", client_id, error)
+            log.warning("client %s gets no outputs: %s", client_id, error)
             socket.close()
             return
         patience = Patience(self._client_stall_s, self._client_dead_s)
@@ -208,9 +208,9 @@ class OutputThread:
         client_id = line.outbox.client_id
         verdict = line.patience.judge(time.monotonic())
         if verdict is Verdict.STALLED:
-            _logger.warning("client %s takes nothing; it gets no compute until it does", client_id)
+            log.warning("client %s takes nothing; it gets no compute until it does", client_id)
             self._shared.set_stalled(client_id, is_stalled=True)
         elif verdict is Verdict.DEAD:
-            _logger.warning("client %s took nothing for %.0f s; freeing its sequences", client_id, self._client_dead_s)
+            log.warning("client %s took nothing for %.0f s; freeing its sequences", client_id, self._client_dead_s)
             line.outbox.clear()
             self._shared.free_client(client_id)

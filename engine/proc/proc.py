@@ -11,6 +11,7 @@ import zmq
 from engine.config import EngineSpec
 from engine.core.protocol import EngineCore
 from engine.core.ready import describe
+from engine.proc.gate import SettingsGate
 from engine.proc.input import InputThread
 from engine.proc.mailbox import Mailbox
 from engine.proc.output import OutputThread
@@ -19,17 +20,19 @@ from engine.proc.shared import ClientGone, ClientStalled, Intake, Received, Shar
 from engine.wire.messages import (
     AbortRequest,
     AddRequest,
+    ClusterSettings,
     EngineCoreOutput,
     EngineReady,
     FinishReason,
     UtilityOutput,
     UtilityRequest,
 )
+from engine.wire.process import set_log_level
 
 FLUSH_S = 2.0
 """Time the clients have to take the last outputs of an engine that ends."""
 
-_logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class EngineCoreProc:
@@ -44,6 +47,7 @@ class EngineCoreProc:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._mailbox = Mailbox()
         self._shared = SharedState(spec.engine_id, spec.node or socket.gethostname(), self._mailbox.wake)
+        self._gate: SettingsGate  # made when the core is there; the loop's alone
         self._output = OutputThread(self._context, spec.engine_id, self._shared, security=spec.security)
         self._input = InputThread(
             self._context,
@@ -58,6 +62,7 @@ class EngineCoreProc:
 
     def start(self) -> None:
         """Start I/O: the coordinator hears of this engine while it still loads."""
+        self._shared.see_settings(self._spec.settings)
         self._output.start()
         self._input.start()
 
@@ -83,31 +88,41 @@ class EngineCoreProc:
     def serve(self, core: EngineCore) -> int:
         """Serve until told to stop; return the exit status: 0, or 1 after a crash, told to every client."""
         try:
+            self._gate = SettingsGate(core, self._spec.engine_id.rank)
+            self._admit(core, self._shared.take_rest())  # the settings: in force before anybody can send a request
             self._shared.set_loaded(core.limits.device)
             self._input.announce(self._describe(core))
             self._loop(core)
             self._shut_down(core)
         except Exception as error:
-            _logger.exception("engine %s dies", self._spec.engine_id)
+            log.exception("engine %s dies", self._spec.engine_id)
             self._shared.set_stopping(f"died: {error}")
             self._output.put_last_words(f"{type(error).__name__}: {error}")
             return 1
         finally:
             self._close()
             core.close()
-        _logger.info("engine %s stopped: %s", self._spec.engine_id, self._shared.stop_reason)
+        log.info("engine %s stopped: %s", self._spec.engine_id, self._shared.stop_reason)
         return 0
 
     def _loop(self, core: EngineCore) -> None:
-        while (intake := self._shared.take(core.has_work())) is not None:
+        while (intake := self._shared.take(self._gate.has_work)) is not None:
             if intake:
                 self._admit(core, intake)
-            if core.has_work():
+            if self._gate.has_work:
                 self._step(core)
+            elif intake and not self._gate.may_step:
+                self._flush(core)
 
     def _admit(self, core: EngineCore, intake: Sequence[Intake]) -> None:
         num_added = sum(self._handle(core, item) for item in intake)
         self._publish(core, num_added)
+
+    def _flush(self, core: EngineCore) -> None:
+        """Tell what there is to tell without a step: ends of the aborted and of the impossible."""
+        outputs = core.flush()
+        if outputs:
+            self._output.put(outputs, self._shared.next_report_seq)
 
     def _step(self, core: EngineCore) -> None:
         # A report sent while the step takes its time must not count those that run as waiting.
@@ -117,13 +132,13 @@ class EngineCoreProc:
             self._output.put(outputs, report_seq)
 
     def _publish(self, core: EngineCore, num_added: int = 0) -> int:
-        return self._shared.commit(core.load(), core.has_work(), num_added)
+        return self._shared.commit(core.load(), core.has_work(), num_added, self._gate.standing)
 
     def _handle(self, core: EngineCore, item: Intake) -> bool:
         """Hand one item to the core; True when it was a sequence, which so leaves the count of the queued."""
         match item:
             case Received(AddRequest() as request, received_at):
-                if self._shared.turns_away:
+                if self._shared.turns_away or self._gate.is_cordoned:
                     self._reroute(request)
                 else:
                     core.add_request(request, received_at)
@@ -136,7 +151,19 @@ class EngineCoreProc:
                 core.free_client(client_id)
             case ClientStalled(client_id, is_stalled):
                 (core.stall_client if is_stalled else core.resume_client)(client_id)
+            case ClusterSettings() as settings:
+                self._apply(settings)
         return False
+
+    def _apply(self, settings: ClusterSettings) -> None:
+        """Follow the operator; an engine that is about to end does not load its weights for that."""
+        if self._shared.stop_reason is not None:
+            return
+        self._shared.freeze()
+        log.info("settings %d: pause %s, sleep level %d", settings.seq, settings.pause.name, settings.sleep_level)
+        set_log_level(settings.log_level or self._spec.log_level)
+        self._gate.apply(settings, self._shared.set_progress)
+        self._shared.set_progress("", 1.0)
 
     def _reroute(self, request: AddRequest) -> None:
         """Ask the client to pick another engine; not terminal, and not counted as a request of this one."""
@@ -156,7 +183,7 @@ class EngineCoreProc:
                 return UtilityOutput(call.call_id, self._input.statistics() | self._output.statistics())
             return UtilityOutput(call.call_id, msgspec.to_builtins(core.call(call.method, call.args)))
         except Exception as error:
-            _logger.warning("utility %s failed", call.method, exc_info=not isinstance(error, ValueError))
+            log.warning("utility %s failed", call.method, exc_info=not isinstance(error, ValueError))
             return UtilityOutput(call.call_id, error=f"{type(error).__name__}: {error}")
 
     def _shut_down(self, core: EngineCore) -> None:
@@ -164,8 +191,7 @@ class EngineCoreProc:
         self._shared.set_stopping(self._shared.stop_reason or "")
         core.abort_all()
         self._admit(core, self._shared.take_rest())
-        if core.has_work():
-            self._step(core)
+        self._flush(core)
 
     def _close(self) -> None:
         """Flush outputs, send the last report, and leave no thread and no socket behind."""

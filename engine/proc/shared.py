@@ -9,9 +9,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from engine.proc.gate import Standing
 from engine.wire.errors import EngineDeadError
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import AddRequest, EnginePhase, EngineReport, LineMessage, Load
+from engine.wire.messages import AddRequest, ClusterSettings, EnginePhase, EngineReport, LineMessage, Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class ClientStalled:
     is_stalled: bool
 
 
-Intake = Received | ClientGone | ClientStalled
+Intake = Received | ClientGone | ClientStalled | ClusterSettings
 
 
 class SharedState:
@@ -60,6 +61,8 @@ class SharedState:
         self._num_queued = 0
         self._core_load = Load()
         self._core_has_work = False
+        self._standing = Standing()
+        self._settings_seen = 0
         self._applied: dict[ClientId, int] = {}
         self.is_leaving = False  # written by the input thread, read by the loop
         self._report = EngineReport(
@@ -131,6 +134,13 @@ class SharedState:
             if (epoch, max_epoch_seen) != (self._report.epoch, self._report.max_epoch_seen):
                 self._update(epoch=epoch, ready_epoch=epoch, max_epoch_seen=max_epoch_seen)
 
+    def see_settings(self, settings: ClusterSettings) -> None:
+        """Let the loop apply settings that are newer than all before."""
+        with self._lock:
+            if settings.seq > self._settings_seen:
+                self._settings_seen = settings.seq
+                self._put(settings)
+
     def request_stop(self, reason: str) -> None:
         """Let the loop end between two steps; the first reason stays."""
         with self._lock:
@@ -142,7 +152,7 @@ class SharedState:
         with self._lock:
             self._changed = False
             report = self._report
-            has_work = self._core_has_work or bool(self._inbox)
+            has_work = (self._core_has_work or bool(self._inbox)) and not self._standing.is_frozen
             phase = report.phase
             if phase in (EnginePhase.IDLE, EnginePhase.RUNNING):
                 phase = EnginePhase.RUNNING if has_work else EnginePhase.IDLE
@@ -153,6 +163,8 @@ class SharedState:
                 has_work=has_work,
                 applied=dict(self._applied),
                 load=replace(self._core_load, num_queued=self._num_queued),
+                settings_seq=self._standing.settings_seq,
+                is_sleeping=self._standing.is_sleeping,
             )
             return self._report
 
@@ -173,6 +185,12 @@ class SharedState:
         with self._lock:
             self._update(phase=EnginePhase.STOPPING, detail=detail)
 
+    def freeze(self) -> None:
+        """Say that no step runs for now, and that this is no hang: settings are being applied."""
+        with self._lock:
+            self._standing = Standing(self._standing.settings_seq, self._standing.is_sleeping, is_frozen=True)
+            self._mark_changed()
+
     def take(self, core_has_work: bool) -> list[Intake] | None:
         """Return what arrived, waiting without a time limit while there is nothing to do; None when asked to stop.
 
@@ -191,16 +209,18 @@ class SharedState:
         with self._lock:
             return self._drain()
 
-    def commit(self, load: Load, has_work: bool, num_taken: int = 0) -> int:
+    def commit(self, load: Load, has_work: bool, num_taken: int = 0, standing: Standing | None = None) -> int:
         """Publish the core's counters; return the number of the first report that reflects them.
 
-        num_taken: sequences taken from the inbox that these counters include for the first time.
+        num_taken: sequences taken from the inbox that these counters include for the first time. standing: how far the
+        settings are in force; None when that is as before.
         """
         with self._lock:
             self._num_queued -= num_taken
-            if load != self._core_load or has_work != self._core_has_work or num_taken:
-                self._core_load = load
-                self._core_has_work = has_work
+            standing = standing or self._standing
+            state = (load, has_work, standing)
+            if state != (self._core_load, self._core_has_work, self._standing) or num_taken:
+                self._core_load, self._core_has_work, self._standing = state
                 self._mark_changed()
             return self._report.report_seq + 1
 

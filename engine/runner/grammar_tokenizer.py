@@ -12,7 +12,7 @@ from engine.model.tokenizer_files import TOKENIZER_FILE, ExportSpec, ModelInfo, 
 from engine.runner.grammar import Grammars
 from engine.wire.errors import StartupError
 
-_logger = logging.getLogger(__name__)
+_LOGGER = logging.getLogger(__name__)
 
 _SOURCES = ("tokenizer*", "vocab*", "*.model")
 
@@ -20,13 +20,13 @@ _SOURCES = ("tokenizer*", "vocab*", "*.model")
 def load_grammars(config: ModelConfig, info: ModelInfo) -> Grammars | None:
     """Return the grammars of a model, or None, with the reason in the log, when its tokens cannot be matched."""
     if not info.eos_token_ids:
-        _logger.warning("no structured output: the model names no end-of-sequence token to end it with")
+        _LOGGER.warning("no structured output: the model names no end-of-sequence token to end it with")
         return None
     try:
         text = (_folder(config) / TOKENIZER_FILE).read_text(encoding="utf-8")
         tokenizer = LLTokenizer(text, eos_token=list(info.eos_token_ids))
     except (StartupError, OSError, ValueError) as error:
-        _logger.warning("no structured output: %s", error)
+        _LOGGER.warning("no structured output: %s", error)
         return None
     return Grammars(tokenizer, info.vocab_size, config.num_threads)
 

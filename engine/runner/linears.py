@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from engine.model.placement import computes_natively
 
-_logger = logging.getLogger(__name__)
+_LOGGER = logging.getLogger(__name__)
 
 _BATCH_HINT = 32
 """Rows that the packed layout is chosen for; any number works."""
@@ -102,7 +102,7 @@ def _can_pack(dtype: torch.dtype) -> bool:
     try:
         _pack(torch.zeros(2, 2, dtype=dtype))
     except (AttributeError, RuntimeError) as error:  # not built in, another version's signature, or no instructions
-        _logger.debug("weights stay unpacked in %s: %s", dtype, error)
+        _LOGGER.debug("weights stay unpacked in %s: %s", dtype, error)
         return False
     return True
 

@@ -1,6 +1,5 @@
 """Runs planned steps on a real model: one flattened forward pass, then one draw per sampling sequence."""
 
-import gc
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +11,7 @@ from engine.model.progress import OnProgress
 from engine.runner.abilities import find_abilities
 from engine.runner.attention import ATTENTION_NAME, STEP_KEYWORD, PagedStep, register_attention
 from engine.runner.batch import StepBatch, make_batch
+from engine.runner.free_memory import free_memory
 from engine.runner.grammar_tokenizer import load_grammars
 from engine.runner.kv_cache import PagedKVCache
 from engine.runner.kv_memory import allocate_cache
@@ -34,15 +34,16 @@ class TorchRunner:
         """
         torch.set_num_threads(model.num_threads)  # of the whole process: ranks with more threads than cores collapse
         register_attention()
-        loaded = load_model(model, ATTENTION_NAME, on_progress)
+        self._config = model
+        loaded = _load(model, on_progress)
         on_progress("measuring layers", 0.92)
-        quicken_linears(loaded.model, loaded.device)
-        shapes = probe_layers(loaded)
+        self._shapes = probe_layers(loaded)
         abilities = find_abilities(loaded)
         max_model_len = _max_model_len(loaded, model.max_model_len)
         on_progress("allocating the KV cache", 0.95)
-        cache = allocate_cache(shapes, scheduler, max_model_len, loaded.device)
-        self._on_device: tuple[LoadedModel, PagedKVCache] | None = (loaded, cache)
+        cache = allocate_cache(self._shapes, scheduler, max_model_len, loaded.device)
+        self._loaded: LoadedModel | None = loaded
+        self._cache: PagedKVCache | None = cache
         on_progress("reading the tokenizer", 0.97)
         grammars = load_grammars(model, loaded.info)
         self._sampler = Sampler(frozenset(loaded.info.eos_token_ids), grammars)
@@ -66,8 +67,9 @@ class TorchRunner:
 
     def run(self, plan: StepPlan) -> Sequence[Sample]:
         """Run the step; one sample per chunk with ``samples`` set, in plan order."""
-        assert self._on_device is not None, "the runner is closed"
-        loaded, cache = self._on_device
+        loaded, cache = self._loaded, self._cache
+        assert loaded is not None, "the runner sleeps or is closed"
+        assert cache is not None, "the runner sleeps or is closed"
         if not plan.chunks:
             return []
         with torch.inference_mode():  # per thread, so entered here and not where the model was loaded
@@ -85,12 +87,40 @@ class TorchRunner:
             drawn = iter(self._sampler.sample(logits, plan))
             return [next(drawn if chunk.draws else vectors) for chunk in plan.chunks if chunk.samples]
 
+    def sleep(self, level: int) -> None:
+        """Give memory back until ``wake_up``: 1 the cache and the weights' place on the device, 2 the weights too.
+
+        The weights of a CPU engine have no other place to go: at level 1 they stay.
+        """
+        self._cache = None
+        if level > 1:
+            self._loaded = None
+        elif self._loaded is not None:
+            self._loaded.model.to("cpu")
+        free_memory(self._limits.device)
+
+    def wake_up(self, on_progress: OnProgress) -> None:
+        """Put the weights back on the device, read again where they were dropped, and make an empty cache.
+
+        Raises:
+            StartupError: the weights can no longer be read. RuntimeError: the device has not the memory any more.
+        """
+        if self._loaded is None:
+            self._loaded = _load(self._config, on_progress)
+        device = self._loaded.device
+        self._loaded.model.to(device)
+        self._cache = PagedKVCache(self._shapes, self._limits.num_blocks, self._limits.block_size, device)
+
     def close(self) -> None:
         """Free the device; idempotent."""
-        self._on_device = None
-        gc.collect()
-        if self._limits.device.startswith("cuda"):
-            torch.cuda.empty_cache()
+        self._loaded = self._cache = None
+        free_memory(self._limits.device)
+
+
+def _load(config: ModelConfig, on_progress: OnProgress) -> LoadedModel:
+    loaded = load_model(config, ATTENTION_NAME, on_progress)
+    quicken_linears(loaded.model, loaded.device)
+    return loaded
 
 
 def _forward(loaded: LoadedModel, cache: PagedKVCache, batch: StepBatch) -> torch.Tensor:

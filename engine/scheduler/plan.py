@@ -37,6 +37,7 @@ class SequenceState:
     prompt_embeds: [num_prompt_tokens, hidden_size], instead of the embeddings of the prompt's tokens, which are
         placeholders then.
     pooling: it ends with a vector of its prompt, and draws no token.
+    is_held: it came during a pause and waits for its end.
     """
 
     client_id: ClientId
@@ -60,6 +61,7 @@ class SequenceState:
     is_promoted: bool = False
     prompt_embeds: Tensor | None = None
     pooling: PoolingParams | None = None
+    is_held: bool = False
 
     @property
     def key(self) -> SequenceKey:

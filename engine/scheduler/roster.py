@@ -1,4 +1,4 @@
-"""Who runs, who waits, and who stands aside because its client takes nothing."""
+"""Who runs, who waits, who stands aside because its client takes nothing, and who is held back by a pause."""
 
 from bisect import insort
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ class Roster:
     """Every living sequence, each in one place.
 
     Invariants: a running sequence has a non-empty block table and any other an empty one; ``running`` is sorted by
-    ``order``; a sequence of a stalled client is aside, or running until ``set_stalled_aside``.
+    ``order``; a sequence of a stalled client is aside, held, or running until ``set_stalled_aside``.
 
     Nobody starves. Those promoted come before all others, in the order of their arrival, so only finitely many ever
     precede one of them; the first of all is never preempted and gets its tokens first. And everybody is promoted or has
@@ -29,6 +29,8 @@ class Roster:
         self.waiting = WaitingQueue()
         self.num_preemptions = 0
         self._aside: dict[ClientId, WaitingQueue] = {}
+        self._held = WaitingQueue()
+        self._is_holding = False
         self._num_arrivals = 0
         self._num_admissions = 0
 
@@ -40,17 +42,18 @@ class Roster:
     @property
     def num_waiting(self) -> int:
         """Return how many sequences do not run."""
-        return len(self.waiting) + sum(map(len, self._aside.values()))
+        return sum(map(len, self._queues()))
 
     @property
     def num_waiting_tokens(self) -> int:
         """Return the tokens of all sequences that do not run."""
-        return self.waiting.num_tokens + sum(queue.num_tokens for queue in self._aside.values())
+        return sum(queue.num_tokens for queue in self._queues())
 
     def arrive(self, sequence: SequenceState) -> None:
         """Take a new sequence in."""
         self._num_arrivals += 1
         sequence.arrival = self._num_arrivals
+        sequence.is_held = self._is_holding
         self._queue(sequence).push(sequence)
 
     def admit(self, sequence: SequenceState, blocks: list[int], num_computed: int) -> None:
@@ -118,8 +121,30 @@ class Roster:
             for sequence in [s for s in self.running if s.client_id in self._aside]:
                 self.preempt(sequence)
 
+    # --- pauses -----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_earlier(self) -> bool:
+        """Tell whether anybody is here who came before the pause; also those of stalled clients, who may yet run."""
+        return self.can_run or any(self._aside.values())
+
+    def hold(self) -> None:
+        """Hold back whoever arrives from now on; idempotent."""
+        self._is_holding = True
+
+    def release(self) -> None:
+        """Let those who were held back wait like everybody else, in the order of their arrival; idempotent."""
+        self._is_holding = False
+        held, self._held = self._held, WaitingQueue()
+        for sequence in held:
+            sequence.is_held = False
+            self._queue(sequence).push(sequence)
+
+    def _queues(self) -> list[WaitingQueue]:
+        return [self.waiting, self._held, *self._aside.values()]
+
     def _queue(self, sequence: SequenceState) -> WaitingQueue:
-        return self._aside.get(sequence.client_id, self.waiting)
+        return self._held if sequence.is_held else self._aside.get(sequence.client_id, self.waiting)
 
 
 def _oldest(sequences: Iterable[SequenceState]) -> SequenceState | None:

@@ -100,6 +100,34 @@ class Scheduler:
         """Let the sequences of a client that was stalled go on."""
         self._roster.resume(client_id)
 
+    # --- pauses -----------------------------------------------------------------------------------------------------
+
+    def hold_newcomers(self) -> None:
+        """Let whoever comes from now on wait until ``release_newcomers``; idempotent."""
+        self._roster.hold()
+
+    def release_newcomers(self) -> None:
+        """Let those who came since ``hold_newcomers`` run like everybody else; idempotent."""
+        self._roster.release()
+
+    def has_earlier(self) -> bool:
+        """Tell whether anybody has not ended who is not held back."""
+        return self._roster.has_earlier
+
+    def abort_earlier(self) -> None:
+        """End everybody who is not held back with ABORT."""
+        for sequence in [s for s in self._sequences.values() if not s.is_held]:
+            self._drop(sequence, FinishReason.ABORT)
+
+    def preempt_all(self) -> None:
+        """Take seats and blocks from everybody and forget what the cache holds: its memory is about to go."""
+        self._planned = None
+        for sequence in list(self._roster.running):
+            self._roster.preempt(sequence)
+        self._settle()
+        empty = self._cache.reset()
+        assert empty, "nobody uses a block any more"
+
     def reset_prefix_cache(self) -> bool:
         """Forget the content of every free block; True when the cache is empty now, because no content was in use."""
         return self._cache.reset()
@@ -131,6 +159,12 @@ class Scheduler:
         assert next(sampling, None) is None, "more samples than chunks that sample"
         self._settle()
         self._num_steps += bool(plan.chunks)
+        return self._replies.take()
+
+    def flush(self) -> dict[ClientId, list[EngineCoreOutput]]:
+        """Return what there is to say without running anything; an outstanding plan is dropped."""
+        self._planned = None
+        self._settle()
         return self._replies.take()
 
     def has_work(self) -> bool:

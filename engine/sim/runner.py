@@ -50,6 +50,7 @@ class SimRunner:
         self._config = config
         self._sleep = sleep
         self._streams: dict[SequenceKey, _Stream] = {}
+        self._must_load = False
         self._limits = RunnerLimits(
             max_model_len=config.max_model_len,
             vocab_size=config.vocab_size,
@@ -76,6 +77,17 @@ class SimRunner:
         if duration_s > 0:
             self._sleep(duration_s)
         return [self._sample(chunk) for chunk in plan.chunks if chunk.samples]
+
+    def sleep(self, level: int) -> None:
+        """Pretend to free memory; there is none to free."""
+        self._streams = {}
+        self._must_load = self._must_load or level > 1
+
+    def wake_up(self, on_progress: Callable[[str, float], None]) -> None:
+        """Pretend to load again what level 2 dropped."""
+        if self._must_load:
+            self._load(on_progress)
+        self._must_load = False
 
     def close(self) -> None:
         """Hold nothing."""

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 ZAP_DOMAIN = b"shoal"
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
@@ -142,4 +142,4 @@ class Doorkeeper:
         self.refused[line] += 1
         if self.refused[line] == 1:
             endpoint = event["endpoint"].decode("utf-8", "replace")
-            _logger.warning("refused a peer without the deployment's key on the %s line, at %s", line, endpoint)
+            _log.warning("refused a peer without the deployment's key on the %s line, at %s", line, endpoint)

@@ -5,7 +5,7 @@ from collections import Counter
 
 MAX_NAMED_PEERS = 1000
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Drops:
@@ -24,4 +24,4 @@ class Drops:
         if (kind, peer) not in self._named and len(self._named) < MAX_NAMED_PEERS:
             self._named.add((kind, peer))
             text = f": {detail}" if detail else ""
-            _logger.warning("dropped %s from %s%s; more of that is only counted", kind.replace("_", " "), peer, text)
+            _log.warning("dropped %s from %s%s; more of that is only counted", kind.replace("_", " "), peer, text)

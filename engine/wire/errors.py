@@ -7,13 +7,14 @@ ShoalError
 │   └── AddressError            an endpoint that cannot be bound or connected
 ├── EngineError
 │   ├── EngineDeadError         the engine (or the task that listens to it) is gone
-│   └── UtilityError            a utility call failed on some ranks; holds the others' results
+│   ├── UtilityError            a utility call failed on some ranks; holds the others' results
+│   └── UnknownMethodError      no utility method of that name; names those there are
 └── RequestError
     ├── InvalidRequestError     the caller's fault; names the field
     └── OverloadedError         no room now; retry after a while
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.wire.ids import EngineId
@@ -66,6 +67,16 @@ class UtilityError(EngineError):
         self.method = method
         self.failures = dict(failures)
         self.results = dict(results)
+
+
+class UnknownMethodError(EngineError, ValueError):
+    """No utility method of that name is registered. A retry fails again.
+
+    As every failure of a utility it travels as text, which begins with the name of this class.
+    """
+
+    def __init__(self, method: str, known: Sequence[str]) -> None:
+        super().__init__(f"no utility method {method!r}; there are {', '.join(known)}")
 
 
 class RequestError(ShoalError):

@@ -63,3 +63,8 @@ def configure_logging(process_name: str, level: str = "INFO") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(LOG_FORMAT, "%H:%M:%S", defaults={"process_name": process_name}))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def set_log_level(level: str) -> None:
+    """Change the least severe level that this process writes, by name."""
+    logging.getLogger().setLevel(level.upper())

@@ -18,7 +18,7 @@ from lb.config import CoordinatorSpec
 from lb.coordinator.cadence import Cadence
 from lb.coordinator.state import CoordinatorState
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _MAX_MESSAGES_PER_TURN = 1000
 _NOBLOCK, _POLLIN = int(zmq.NOBLOCK), int(zmq.POLLIN)

@@ -44,6 +44,7 @@ class CoordinatorState:
         self._seats: dict[int, Seat] = {}
         self._dismissed: frozenset[EngineId] = frozenset()
         self._supervisor_seq = -1
+        self._settings = ClusterSettings()
         self._membership = Membership(0, [])
         self.group_version = 0
         self.load_version = 0
@@ -70,9 +71,10 @@ class CoordinatorState:
         return min(self._clients.next_expiry(), self._watch.next_deadline(now))
 
     def is_observed(self) -> bool:
-        """Tell whether every member has shown in its report that it saw the current epoch."""
-        epoch = self._membership.epoch
-        return all(self._reports[member.rank].max_epoch_seen >= epoch for member in self._membership.members)
+        """Tell whether every member has shown in its report the current epoch, and the settings in force."""
+        epoch, settings_seq = self._membership.epoch, self._settings.seq
+        reports = [self._reports[member.rank] for member in self._membership.members]
+        return all(r.max_epoch_seen >= epoch and r.settings_seq >= settings_seq for r in reports)
 
     def group_state(self) -> GroupState:
         """Return the next GroupState. Waves, pause and proposals belong to lockstep groups and are at rest here."""

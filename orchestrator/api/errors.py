@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from engine.wire.errors import EngineDeadError, EngineError, InvalidRequestError, OverloadedError
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MAX_TEXT = 1_000  # characters of a message or a field's name in an answer
 
@@ -72,7 +72,7 @@ def to_api_error(error: Exception) -> ApiError:
             return ApiError(503, str(error), "server_error", code="engine_dead", retry_after_s=1)
         case EngineError():
             return ApiError(500, str(error), "server_error", code="engine_error")
-    _logger.error("a request failed unexpectedly", exc_info=error)
+    logger.error("a request failed unexpectedly", exc_info=error)
     return ApiError(500, "the server failed to process this request; its log says why", "server_error")
 
 

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from orchestrator.api.replies import Reply
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -92,7 +92,7 @@ class Pusher:
                 if last:
                     self._ended.set()
         except Exception:
-            _logger.exception("a reply could not be sent")
+            logger.exception("a reply could not be sent")
             self._ended.set()
         finally:
             self._pump = None

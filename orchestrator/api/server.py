@@ -27,7 +27,7 @@ from orchestrator.api.generation import GenerationApp
 from orchestrator.llm.async_llm import AsyncLLM
 from orchestrator.llm.tokenizer import TextTokenizer
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _DATE_INTERVAL_S = 1.0
 _LAST_MESSAGE_S = 2.0
@@ -91,11 +91,11 @@ class ApiServer:
             await asyncio.wait({engines, line, stop}, return_when=asyncio.FIRST_COMPLETED)
             if engines.done():
                 engines.result()
-                _logger.info("serving %s on %s", self._spec.served_model_name, self._spec.url)
+                logger.info("serving %s on %s", self._spec.served_model_name, self._spec.url)
                 await asyncio.wait({line, stop}, return_when=asyncio.FIRST_COMPLETED)
             return 0 if stop.done() else 1
         except StartupError as error:
-            _logger.error("%s", error)  # noqa: TRY400 - an expected end: one clear line, no traceback
+            logger.error("%s", error)  # noqa: TRY400 - an expected end: one clear line, no traceback
             return 1
         finally:
             tasks = (engines, line, stop, clock)
@@ -110,7 +110,7 @@ class ApiServer:
             server.close()
         await self._wait_empty(self._spec.shutdown_timeout_s)
         if self._admission.num_open:
-            _logger.info("aborting %d requests that did not finish in time", self._admission.num_open)
+            logger.info("aborting %d requests that did not finish in time", self._admission.num_open)
             await self._llm.abort_all()
             self._stop_now.clear()
             await self._wait_empty(_LAST_MESSAGE_S)

@@ -24,7 +24,7 @@ from orchestrator.llm.stream import Choice, RequestStream
 from orchestrator.llm.token_texts import TokenTexts
 from orchestrator.llm.tokenizer import TextTokenizer
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Prompt = str | list[int]
 
@@ -250,10 +250,10 @@ class AsyncLLM:
                 if orphans:
                     await self._abort_on_engines(orphans)
         except EngineDeadError as error:
-            _logger.warning("the line to the engines is closed: %s", error)
+            logger.warning("the line to the engines is closed: %s", error)
             self._processor.fail_all(error, time.monotonic())
         except Exception as error:  # whatever it is, open streams must get their end
-            _logger.exception("the output loop failed")
+            logger.exception("the output loop failed")
             self._processor.fail_all(EngineDeadError(f"the output loop failed: {error}"), time.monotonic())
 
     async def _abort_on_engines(self, names: Iterable[SequenceName]) -> None:

@@ -36,7 +36,7 @@ from orchestrator.tokenizer_export import find_tokenizer
 
 __all__ = ["LLM", "CompletionOutput", "GenerationParams", "RequestMetrics", "RequestOutput", "ScoredToken"]
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 Params = GenerationParams | Sequence[GenerationParams] | None
 """One for all prompts, or one for each; None takes the defaults."""
@@ -143,7 +143,7 @@ class LLM:
             outputs = self._loop.run(run_batch(self._llm, jobs, num_open, on_done))
         num_failed = sum(output.error is not None for output in outputs)
         if num_failed:
-            _logger.warning("%d of %d prompts failed; their outputs say why", num_failed, len(outputs))
+            _log.warning("%d of %d prompts failed; their outputs say why", num_failed, len(outputs))
         return outputs
 
     def _check_alive(self) -> None:
@@ -176,7 +176,7 @@ def _finalize(loop: LoopThread, llm: AsyncLLM, client: InprocClient) -> None:
 def _load_tokenizer(loop: LoopThread, model: ResolvedModel | None) -> TextTokenizer:
     if model is None:
         return load_tokenizer(None)
-    return load_tokenizer(Path(loop.run(find_tokenizer(model, lambda line: _logger.info("%s", line)))))
+    return load_tokenizer(Path(loop.run(find_tokenizer(model, lambda line: _log.info("%s", line)))))
 
 
 def _core_maker(config: EngineConfig, show: Callable[[str], None]) -> MakeCore:

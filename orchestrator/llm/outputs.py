@@ -12,7 +12,7 @@ from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, ErrorKind,
 from metrics.stats import ServingStats
 from orchestrator.llm.stream import Choice, RequestStream
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SequenceName = tuple[int, int]
 """(request_id, sample_index), as the engines know a choice."""
@@ -84,7 +84,7 @@ class OutputProcessor:
                 else:
                     self._apply(choice, stream, output, rank, now, orphans)
             except Exception as error:  # one request's trouble must not end the loop of all others
-                _logger.exception("request %d: its output could not be processed", output.request_id)
+                logger.exception("request %d: its output could not be processed", output.request_id)
                 orphans += self.fail(stream, ShoalError(f"the output could not be processed: {error}"), now)
         self._observe_batch(rank, num_tokens, gaps, now)
         for stream in touched:
@@ -192,7 +192,7 @@ class OutputProcessor:
 
     def _on_broken_reader(self, stream: RequestStream, error: Exception, now: float) -> list[SequenceName]:
         """Give one request up: its reader's trouble must not end the loop of all others."""
-        _logger.error("a request's reader failed", exc_info=error)
+        logger.error("a request's reader failed", exc_info=error)
         stream.detach()
         return self.fail(stream, ShoalError(f"the reply could not be written: {error}"), now)
 

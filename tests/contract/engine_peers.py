@@ -20,6 +20,7 @@ from engine.wire.messages import (
     AbortRequest,
     AddRequest,
     ClientInfo,
+    ClusterSettings,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineReady,
@@ -52,14 +53,27 @@ class Coordinator:
         bind(self.state_socket, self.state_endpoint)
         self.reports: list[EngineReport] = []
         self._seq = 0
+        self._settings = ClusterSettings()
         self._decode = report_decoder().decode
 
-    def publish(self, clients: list[ClientInfo], *, dismissed: bool = False, leaving: bool = False) -> None:
-        """Publish a whole state; the engine must have subscribed (any report proves that it tries to)."""
+    def publish(
+        self,
+        clients: list[ClientInfo],
+        *,
+        dismissed: bool = False,
+        leaving: bool = False,
+        settings: ClusterSettings | None = None,
+    ) -> None:
+        """Publish a whole state; the engine must have subscribed (any report proves that it tries to).
+
+        settings: stay published until others are given.
+        """
         self._seq += 1
+        self._settings = settings or self._settings
         seat = Seat(ENGINE_ID, SeatState.LEAVING if leaving else SeatState.ALIVE)
         gone = [ENGINE_ID] if dismissed else []
-        state = GroupState(1, self._seq, Membership(1, [ENGINE_ID]), None, False, gone, 0, 0, clients, [seat])
+        group = Membership(1, [ENGINE_ID])
+        state = GroupState(1, self._seq, group, None, False, gone, 0, 0, clients, [seat], self._settings)
         self.state_socket.send_multipart([GROUP_TOPIC, encode(state)])
 
     def wait_subscribed(self) -> None:

@@ -43,19 +43,6 @@ def test_no_file_is_long() -> None:
     assert not long, f"a file with more than {MAX_LINES} lines holds more than one idea"
 
 
-def test_a_logger_of_a_module_is_called_logger_everywhere() -> None:
-    """The linter knows the name: what catches everything and logs it with a traceback is no blind ``except`` to it."""
-    made = [
-        f"{path}: {line}"
-        for path, text in texts().items()
-        if path.suffix == ".py" and path.parts[0] in PACKAGES
-        for line in text.splitlines()
-        if re.match(r"\w+ = logging\.getLogger\(", line)
-    ]
-    assert made
-    assert [line for line in made if not line.split(": ")[1].startswith("_logger = ")] == []
-
-
 def test_no_file_names_a_package_registry() -> None:
     assert not [str(path) for path, text in texts().items() for host in REGISTRY_HOSTS if host in text]
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.config import SchedulerConfig
 from engine.core.native import NativeCore
-from engine.core.protocol import Runner, RunnerLimits
+from engine.core.protocol import OnProgress, Runner, RunnerLimits
 from engine.scheduler.plan import Sample, StepPlan
 from engine.wire.ids import ClientId
 from engine.wire.messages import AddRequest, FinishReason, Load
@@ -22,7 +22,7 @@ from engine.wire.tensors import Tensor
 from tests.unit.runner.families import without_bars
 
 CLIENT = ClientId(0, 1)
-_logger = logging.getLogger(__name__)
+_LOGGER = logging.getLogger(__name__)
 _NOISE = 1e-4
 """Two best logits closer than this share of their spread may change places with the order of a summation in float32."""
 
@@ -40,6 +40,12 @@ class SmallPool:
 
     def run(self, plan: StepPlan) -> Sequence[Sample]:
         return self._runner.run(plan)
+
+    def sleep(self, level: int) -> None:
+        self._runner.sleep(level)
+
+    def wake_up(self, on_progress: OnProgress) -> None:
+        self._runner.wake_up(on_progress)
 
     def close(self) -> None:
         """Leave the runner to its owner."""
@@ -92,7 +98,7 @@ def assert_equal(found: list[list[int]], expected: list[list[int]], prompts: lis
             continue
         position = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
         margin = _margin(folder, [*prompt, *theirs[:position]])
-        _logger.warning("parted at token %d after a prompt of %d, margin %.1e", position, len(prompt), margin)
+        _LOGGER.warning("parted at token %d after a prompt of %d, margin %.1e", position, len(prompt), margin)
         assert margin < _NOISE, f"{ours} is not {theirs}: they part at {position}, margin {margin:.1e}"
 
 

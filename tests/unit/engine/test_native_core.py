@@ -5,8 +5,9 @@ import pytest
 
 from engine.config import SchedulerConfig
 from engine.core.native import NativeCore
-from engine.core.protocol import RunnerLimits
+from engine.core.protocol import OnProgress, RunnerLimits
 from engine.scheduler.plan import Sample, StepPlan
+from engine.wire.errors import UnknownMethodError
 from engine.wire.messages import AddRequest, EngineCoreOutput, ErrorKind, FinishReason
 from tests.unit.engine.builders import CLIENT, make_limits, make_request
 
@@ -19,12 +20,20 @@ class FixedRunner:
         self.error = error
         self.num_runs = 0
         self.is_closed = False
+        self.sleep_level = 0
 
     def run(self, plan: StepPlan) -> list[Sample]:
         self.num_runs += 1
         if self.error is not None:
             raise self.error
         return [Sample(50) for chunk in plan.chunks if chunk.samples]
+
+    def sleep(self, level: int) -> None:
+        self.sleep_level = max(self.sleep_level, level)
+
+    def wake_up(self, on_progress: OnProgress) -> None:
+        on_progress("waking", 0.5)
+        self.sleep_level = 0
 
     def close(self) -> None:
         self.is_closed = True
@@ -156,7 +165,13 @@ def test_utilities_are_a_closed_list() -> None:
     assert core.call("echo", ["hello"]) == "hello"
     assert core.call("get_load", [])["num_running"] == 0
     assert core.call("statistics", [])["num_kv_tokens"] == 256
-    with pytest.raises(ValueError, match=r"'__init__'; there are echo, get_load, reset_prefix_cache"):
+    assert core.call("collective_rpc", ["echo", None, ["hello"], {}]) == "hello"
+    assert core.call("collective_rpc", ["echo", None, [], {"value": "hello"}]) == "hello"
+    with pytest.raises(UnknownMethodError, match=r"'collective_rpc'; there are echo, "):
+        core.call("collective_rpc", ["collective_rpc", None, [], {}])
+    with pytest.raises(
+        UnknownMethodError, match=r"'__init__'; there are collective_rpc, echo, get_load, reset_prefix_cache"
+    ):
         core.call("__init__", [])
 
 
