@@ -70,6 +70,10 @@ class MPClient(EngineCoreClient):
     def _on_refused(self) -> None:
         """React to an engine that will not be spoken to."""
 
+    def close_sockets(self) -> None:
+        """Give everything back without leaving the group, where no loop is left to do more; idempotent."""
+        self._finalizer()
+
     def statistics(self) -> dict[str, int]:
         """Return counters since the start and sizes of what is held now."""
         held = {

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from client.inproc_client import InprocClient, MakeCore
+from client.loop_thread import LoopThread
 from engine.config import EngineConfig
 from engine.model.names import ResolvedModel, resolve_model
 from engine.wire.errors import EngineDeadError, InvalidRequestError
@@ -25,7 +26,6 @@ from orchestrator.engine_config import engine_config
 from orchestrator.llm.async_llm import AsyncLLM, Prompt
 from orchestrator.llm.batch import Job, run_batch
 from orchestrator.llm.chat_template import Message
-from orchestrator.llm.loop_thread import LoopThread
 from orchestrator.llm.offline_config import offline_config
 from orchestrator.llm.offline_progress import generation_bar, loading_status
 from orchestrator.llm.params import GenerationParams

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -192,16 +192,23 @@ def sim_engine(**sim: Any) -> EngineConfig:
     return EngineConfig(kind=EngineKind.SIM, sim=SimConfig(**({"step_s": 0.002} | sim)))
 
 
-@asynccontextmanager
-async def deployment(
-    num_engines: int = 1, *, transport: Transport = Transport.IPC, engine: EngineConfig | None = None, **sim: Any
-) -> AsyncIterator[Deployment]:
-    """Yield a deployment whose processes are gone at the end; a sim engine unless told otherwise, with these knobs."""
+@contextmanager
+def started(num_engines: int, engine: EngineConfig, transport: Transport = Transport.IPC) -> Iterator[Deployment]:
+    """Yield a deployment whose processes are gone at the end; for fixtures that outlive one event loop."""
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        group = Deployment(Path(folder), engine or sim_engine(**sim), transport)
+        group = Deployment(Path(folder), engine, transport)
         try:
             for rank in range(num_engines):
                 group.start_engine(rank)
             yield group
         finally:
             group.close()
+
+
+@asynccontextmanager
+async def deployment(
+    num_engines: int = 1, *, transport: Transport = Transport.IPC, engine: EngineConfig | None = None, **sim: Any
+) -> AsyncIterator[Deployment]:
+    """Yield a deployment whose processes are gone at the end; sim engines with these knobs unless told otherwise."""
+    with started(num_engines, engine or sim_engine(**sim), transport) as group:
+        yield group

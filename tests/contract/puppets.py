@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from client.config import ClientConfig
 from client.dplb_async_mp_client import DPLBAsyncMPClient
+from client.sync_mp_client import SyncMPClient
 from engine.wire.codec import encode, line_decoder, report_decoder
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import (
@@ -56,7 +57,7 @@ async def eventually(look: Callable[[], T | None]) -> T:
         await asyncio.sleep(0.002)
 
 
-def make_request(client: DPLBAsyncMPClient, sample_index: int = 0) -> AddRequest:
+def make_request(client: DPLBAsyncMPClient | SyncMPClient, sample_index: int = 0) -> AddRequest:
     """Return a request of one sample, as the facade builds it."""
     sampling = SamplingParams(max_tokens=8)
     return AddRequest(client.client_id, 0, client.request_ids.draw(), sample_index, 0, 1, [1, 2], [], sampling)

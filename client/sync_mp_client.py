@@ -1,0 +1,110 @@
+"""The client for callers without an event loop: the same line to the same engines, in a thread of its own."""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from client.config import ClientConfig
+from client.dplb_async_mp_client import DPLBAsyncMPClient
+from client.loop_thread import LoopThread
+from client.sync_outputs import SyncOutputs
+from engine.wire.ids import EngineId
+from engine.wire.messages import AddRequest, EngineCoreOutputs
+from lb.views import EngineView
+
+T = TypeVar("T")
+
+
+class SyncMPClient:
+    """What ``DPLBAsyncMPClient`` can do, method by method without ``_async``, for offline batch use.
+
+    A daemon thread runs that client on an event loop, and a ``queue.Queue`` brings its batches back. So picks, aborts,
+    deaths and handshakes are the same code, and its properties hold here: a second implementation on a polling thread,
+    as in the reference, would have to repeat every one of them.
+
+    Methods may be called from several threads. Neither the thread nor the queue holds this object: one that is dropped
+    ends its thread. When the thread ends by itself, every call that waits, and every later one, gets
+    ``EngineDeadError``.
+    """
+
+    def __init__(self, config: ClientConfig) -> None:
+        """Open the line and start the thread.
+
+        Raises:
+            AddressError: an endpoint cannot be bound or connected.
+        """
+        self._thread = LoopThread(f"client {config.client_id}")
+        try:
+            # On its own loop: the caller may have one running, and a client starts its tasks on the one it finds.
+            client = self._thread.run(_on_loop(partial(DPLBAsyncMPClient, config)))
+        except BaseException:
+            self._thread.stop()
+            self._thread.join()
+            raise
+        self._finalizer = weakref.finalize(self, _finalize, self._thread, client)
+        self.client_id = client.client_id
+        self.request_ids = client.request_ids
+        self._client = client
+        self._outputs = SyncOutputs()
+        self._thread.submit(self._outputs.fill(client)).add_done_callback(self._outputs.on_filled)
+
+    def add_request(self, request: AddRequest, data_parallel_rank: int | None = None) -> EngineId:
+        """See ``DPLBAsyncMPClient.add_request_async``."""
+        return self._thread.run(self._client.add_request_async(request, data_parallel_rank))
+
+    def abort_requests(self, request_ids: Sequence[int], sample_index: int | None = None) -> None:
+        """See ``DPLBAsyncMPClient.abort_requests_async``."""
+        self._thread.run(self._client.abort_requests_async(request_ids, sample_index))
+
+    def get_output(self, timeout_s: float | None = None) -> EngineCoreOutputs:
+        """Wait for the next batch of outputs of one engine.
+
+        Raises:
+            EngineDeadError: nothing more will come; raised again by every later call.
+            TimeoutError: nothing came within ``timeout_s``; None waits for ever.
+        """
+        return self._outputs.get(timeout_s, self._thread.call_soon)
+
+    def call_utility(self, method: str, *args: Any) -> dict[int, Any]:
+        """See ``DPLBAsyncMPClient.call_utility_async``."""
+        return self._thread.run(self._client.call_utility_async(method, *args))
+
+    def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """See ``DPLBAsyncMPClient.collective_rpc_async``."""
+        return self._thread.run(self._client.collective_rpc_async(method, timeout, args, kwargs))
+
+    def wait_ready(self, timeout_s: float, num_engines: int = 1) -> None:
+        """See ``AsyncMPClient.wait_ready``."""
+        self._thread.run(self._client.wait_ready(timeout_s, num_engines))
+
+    def engine_views(self) -> list[EngineView]:
+        """Return what is known of every engine, one per rank, in the order of the ranks."""
+        return self._thread.run(_on_loop(self._client.engine_views))
+
+    def statistics(self) -> dict[str, int]:
+        """Return counters since the start and sizes of what is held now."""
+        held = self._thread.run(_on_loop(self._client.statistics))
+        return {**held, "unread_batches": len(self._outputs)}
+
+    def close(self) -> None:
+        """Leave the group, close everything and wait for the thread; idempotent."""
+        self._finalizer()
+        self._thread.join()
+        self._client.close_sockets()  # a thread that had ended by itself could not
+
+
+async def _on_loop(look: Callable[[], T]) -> T:
+    """Do on the loop what must not be done beside it."""
+    return look()
+
+
+def _finalize(thread: LoopThread, client: DPLBAsyncMPClient) -> None:
+    """Let the thread end with its client; from any thread, also in the collector's, so it does not wait."""
+    thread.stop(client.aclose)
