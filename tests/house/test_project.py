@@ -1,12 +1,15 @@
 """Packaging and chores: what is installed, from which versions, by which words."""
 
+import ast
 import re
 import subprocess
+import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
-from tests.house.repository import PACKAGES, ROOT, pyproject
+from tests.house.repository import PACKAGES, ROOT, pyproject, tracked_files
 
 CHORES = ("setup", "demo", "test", "lint", "types", "bench", "chaos")
 
@@ -50,6 +53,32 @@ def test_every_chore_is_one_word_and_installs_first(chore: str, tmp_path: Path) 
 def test_setup_does_nothing_when_nothing_changed(tmp_path: Path) -> None:
     (tmp_path / ".installed").touch()
     assert "pip install" not in dry_run("setup", tmp_path)
+
+
+def test_what_is_imported_is_declared() -> None:
+    """Each import names a distribution of its own: what merely comes along with another one may go away with it."""
+    declared = {normal(re.split(r"[><=\[ ]", line)[0]) for line in requirements()}
+    ours = {*PACKAGES, "tests", "bench"}
+    imported = {
+        name.partition(".")[0]
+        for path in tracked_files()
+        if path.suffix == ".py"
+        for name in imports_of(path)
+        if name.partition(".")[0] not in ours | sys.stdlib_module_names
+    }
+    distributions = packages_distributions()
+    assert {name for name in imported if declared.isdisjoint(map(normal, distributions[name]))} == set()
+
+
+def normal(distribution: str) -> str:
+    return distribution.lower().replace("_", "-")
+
+
+def imports_of(path: Path) -> set[str]:
+    """Return the modules a file names, also inside functions."""
+    nodes = list(ast.walk(ast.parse((ROOT / path).read_text())))
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return plain | {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
 
 
 def test_the_command_is_installed() -> None:
