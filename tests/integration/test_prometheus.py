@@ -97,7 +97,7 @@ def test_promtool_finds_nothing_to_say_about_a_live_scrape(url: str) -> None:
 
 
 def test_the_series_of_a_killed_rank_are_gone_and_it_is_counted_as_dead() -> None:
-    with deployment(*SIM) as served:
+    with deployment(*SIM, "--max-restarts=0") as served:
         url = served.wait_ready()
         chat(url)
         os.kill(ranks_of(url)[1]["pid"], signal.SIGKILL)
@@ -105,5 +105,20 @@ def test_the_series_of_a_killed_rank_are_gone_and_it_is_counted_as_dead() -> Non
         text = httpx.get(f"{url}/metrics").text
         assert 'shoal_engines{state="dead"} 1.0' in text
         assert 'shoal_engine_up{engine="0"} 1.0' in text
+        served.send_signal(signal.SIGTERM)
+        assert served.wait_exit() == 0
+
+
+def test_the_counters_of_a_rank_go_on_when_its_seat_is_filled_again() -> None:
+    with deployment(*SIM) as served:
+        url = served.wait_ready()
+        chat(url, data_parallel_rank=1, max_tokens=MAX_TOKENS)
+        before = eventually(lambda: (own := settled(url)) and own["engine_generation_tokens"] and own)
+        os.kill(ranks_of(url)[1]["pid"], signal.SIGKILL)
+        eventually(lambda: ranks_of(url)[1]["incarnation"] == 2 and ranks_of(url)[1]["state"] == "ready")
+        assert counted(url) == before
+        chat(url, data_parallel_rank=1, max_tokens=MAX_TOKENS)
+        eventually(lambda: counted(url)["engine_generation_tokens"] == 2 * MAX_TOKENS)
+        assert counted(url)["engine_steps"] == 2 * before["engine_steps"]
         served.send_signal(signal.SIGTERM)
         assert served.wait_exit() == 0
