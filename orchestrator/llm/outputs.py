@@ -151,6 +151,8 @@ class OutputProcessor:
             orphans += self.fail(stream, error, now)
             self._observe_end(choice, stream, "error", now)
         elif output.finish_reason is not FinishReason.REROUTE:  # the client picks another engine for that one
+            if choice.rank < 0:  # it ends without a token
+                choice.rank = rank
             self._finish_from_engine(choice, stream, text, _REASONS[output.finish_reason], now)
 
     def _begin(self, choice: Choice, stream: RequestStream, output: EngineCoreOutput) -> None:

@@ -95,6 +95,14 @@ def test_one_sample_that_stops_leaves_its_siblings_running() -> None:
     assert stream.finished
 
 
+def test_an_end_without_a_token_counts_for_the_rank_that_told_it() -> None:
+    house = House()
+    house.open()
+    house.feed(say("", FinishReason.LENGTH))
+    assert house.stats.ranks[RANK].e2e.cumulative()[-1][1] == 1
+    assert set(house.stats.ranks) == {RANK}
+
+
 def test_an_error_says_whose_fault_it_is() -> None:
     for kind, expected in ((ErrorKind.ENGINE, EngineError), (ErrorKind.REQUEST, InvalidRequestError)):
         house = House()
