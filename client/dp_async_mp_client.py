@@ -36,7 +36,8 @@ class DPAsyncMPClient(AsyncMPClient):
     restarted coordinator need no other rule. Silence of the coordinator changes nothing but the age of what is known.
     """
 
-    def __init__(self, config: ClientConfig) -> None:
+    def __init__(self, config: ClientConfig, totals: RankTotals | None = None) -> None:
+        """Begin. totals: what keeps the counters of the ranks; default: one that ends with this client."""
         super().__init__(config)
         self.current_wave = 0
         self.lb_engines: list[EngineId] = []
@@ -46,7 +47,7 @@ class DPAsyncMPClient(AsyncMPClient):
         self._seats: dict[int, Seat] = {}
         self._dismissed: frozenset[EngineId] = frozenset()
         self._reports: dict[EngineId, EngineReport] = {}
-        self._totals = RankTotals()
+        self._totals = RankTotals() if totals is None else totals
         self._group_order = (-1, -1)
         self._snapshot_order = (-1, -1)
         self._snapshot_at: float | None = None

@@ -13,6 +13,7 @@ from engine.wire.errors import EngineDeadError
 from engine.wire.ids import EngineId
 from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, GroupState
 from lb.picker import RotatingPicker
+from lb.totals import RankTotals
 from lb.views import EngineView
 
 
@@ -22,8 +23,8 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
     An engine's death ends only what was in flight on it. What decides is in the dispatcher.
     """
 
-    def __init__(self, config: ClientConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: ClientConfig, totals: RankTotals | None = None) -> None:
+        super().__init__(config, totals)
         picker = RotatingPicker(config.client_id.index)
         self._dispatcher = Dispatcher(self._lines, picker, self._sender, self._counts)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -11,10 +11,12 @@ from prometheus_client.registry import Collector
 from engine.wire.build import build_id
 from lb.totals import Totals
 from lb.views import EngineState, EngineView
+from metrics.deployment import ApiServerView, DeploymentReading
 from metrics.histogram import Histogram
 from metrics.stats import RankStats, ServingStats
 
 _ENGINE = ["engine"]
+_API_SERVER = ["api_server"]
 
 _RANK_GAUGES: tuple[tuple[str, str, Callable[[EngineView], float]], ...] = (
     (
@@ -102,21 +104,28 @@ _RANK_HISTOGRAMS: tuple[tuple[str, str, Callable[[RankStats], Histogram]], ...] 
     ),
 )
 
+_API_SERVER_GAUGES: tuple[tuple[str, str, Callable[[ApiServerView], float]], ...] = (
+    (
+        "shoal_snapshot_age_seconds",
+        "Time since the API process's last load snapshot of the coordinator; infinite before the first",
+        lambda server: float("inf") if server.snapshot_age_s is None else server.snapshot_age_s,
+    ),
+    (
+        "shoal_event_loop_lag_seconds",
+        "Longest delay of the API process's event loop in the last 10 to 20 seconds",
+        lambda server: server.lag_s,
+    ),
+    ("shoal_open_requests", "Generation requests inside the API process", lambda server: server.num_open),
+    ("shoal_open_connections", "Connections of the API process", lambda server: server.num_connections),
+)
+
 
 class ServingCollector(Collector):
-    """Families of one API process. See ``make_registry`` for the arguments."""
+    """Families of a deployment, whichever API process is asked. See ``make_registry`` for the arguments."""
 
-    def __init__(
-        self,
-        stats: ServingStats,
-        views: Callable[[], Sequence[EngineView]],
-        snapshot_age_s: Callable[[], float | None],
-        loop_lag_s: Callable[[], float],
-    ) -> None:
-        self._stats = stats
+    def __init__(self, read: Callable[[], DeploymentReading], views: Callable[[], Sequence[EngineView]]) -> None:
+        self._read = read
         self._views = views
-        self._snapshot_age_s = snapshot_age_s
-        self._loop_lag_s = loop_lag_s
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing, so that registering does not scrape a client that is not connected yet."""
@@ -124,51 +133,16 @@ class ServingCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family; a rank has its series from its first appearance until its death or removal."""
+        reading = self._read()
         views = self._views()
         alive = {view.engine_id.rank: view for view in views if view.state is not EngineState.DEAD}
         yield from _rank_gauges(alive)
-        yield from _engine_totals(alive)
-        yield from self._rank_totals(alive)
-        yield _by_label("shoal_requests", "Ended sequences, by reason", "reason", self._stats.finished)
-        yield _by_label(
-            "shoal_requests_rejected", "Requests refused at the door, by HTTP status", "status", self._stats.rejected
-        )
+        yield from _engine_totals(alive, reading)
+        yield from _rank_totals(alive, reading.stats)
+        yield from _whole_totals(reading.stats)
         yield _engines(views)
-        yield from self._process_families()
-
-    def _rank_totals(self, ranks: Iterable[int]) -> Iterator[Metric]:
-        of_rank = {rank: self._stats.ranks.get(rank) or RankStats() for rank in ranks}
-        for name, help_text, count_of in _RANK_COUNTERS:
-            counter = CounterMetricFamily(name, help_text, labels=_ENGINE)
-            for rank, stats in of_rank.items():
-                counter.add_metric([str(rank)], count_of(stats))
-            yield counter
-        for name, help_text, histogram_of in _RANK_HISTOGRAMS:
-            family = HistogramMetricFamily(name, help_text, labels=_ENGINE)
-            for rank, stats in of_rank.items():
-                _add_histogram(family, [str(rank)], histogram_of(stats))
-            yield family
-
-    def _process_families(self) -> Iterator[Metric]:
-        prompts = HistogramMetricFamily("shoal_request_prompt_tokens", "Tokens of accepted prompts", labels=[])
-        _add_histogram(prompts, [], self._stats.prompt_lengths)
-        yield prompts
-        age_s = self._snapshot_age_s()
-        yield GaugeMetricFamily(
-            "shoal_snapshot_age_seconds",
-            "Time since the last load snapshot of the coordinator; infinite before the first",
-            value=float("inf") if age_s is None else age_s,
-        )
-        yield GaugeMetricFamily(
-            "shoal_event_loop_lag_seconds",
-            "Longest delay of the API process's event loop in the last 10 to 20 seconds",
-            value=self._loop_lag_s(),
-        )
-        build = GaugeMetricFamily(
-            "shoal_build_info", "Always 1; the labels name the build", labels=["version", "build_id"]
-        )
-        build.add_metric([version("shoal"), build_id()], 1)
-        yield build
+        yield from _api_servers(reading.servers)
+        yield _build()
 
 
 def _rank_gauges(alive: dict[int, EngineView]) -> Iterator[Metric]:
@@ -179,12 +153,57 @@ def _rank_gauges(alive: dict[int, EngineView]) -> Iterator[Metric]:
         yield gauge
 
 
-def _engine_totals(alive: dict[int, EngineView]) -> Iterator[Metric]:
+def _engine_totals(alive: Iterable[int], reading: DeploymentReading) -> Iterator[Metric]:
+    of_rank = {rank: reading.totals_of(rank) for rank in alive}
     for name, help_text, count_of in _ENGINE_COUNTERS:
         counter = CounterMetricFamily(name, help_text, labels=_ENGINE)
-        for rank, view in alive.items():
-            counter.add_metric([str(rank)], count_of(view.totals))
+        for rank, totals in of_rank.items():
+            counter.add_metric([str(rank)], count_of(totals))
         yield counter
+
+
+def _rank_totals(alive: Iterable[int], stats: ServingStats) -> Iterator[Metric]:
+    of_rank = {rank: stats.ranks[rank] for rank in alive}
+    for name, help_text, count_of in _RANK_COUNTERS:
+        counter = CounterMetricFamily(name, help_text, labels=_ENGINE)
+        for rank, of_this in of_rank.items():
+            counter.add_metric([str(rank)], count_of(of_this))
+        yield counter
+    for name, help_text, histogram_of in _RANK_HISTOGRAMS:
+        family = HistogramMetricFamily(name, help_text, labels=_ENGINE)
+        for rank, of_this in of_rank.items():
+            _add_histogram(family, [str(rank)], histogram_of(of_this))
+        yield family
+
+
+def _whole_totals(stats: ServingStats) -> Iterator[Metric]:
+    yield _by_label("shoal_requests", "Ended sequences, by reason", "reason", stats.finished)
+    yield _by_label("shoal_requests_rejected", "Requests refused at the door, by HTTP status", "status", stats.rejected)
+    prompts = HistogramMetricFamily("shoal_request_prompt_tokens", "Tokens of accepted prompts", labels=[])
+    _add_histogram(prompts, [], stats.prompt_lengths)
+    yield prompts
+
+
+def _api_servers(servers: Sequence[ApiServerView]) -> Iterator[Metric]:
+    """Yield the families by API process; a seat without a process has no more than its count of starts."""
+    starts = CounterMetricFamily(
+        "shoal_api_server_starts", "Processes that began in the seat of this API process", labels=_API_SERVER
+    )
+    for server in servers:
+        starts.add_metric([str(server.index)], server.num_starts)
+    yield starts
+    for name, help_text, value_of in _API_SERVER_GAUGES:
+        gauge = GaugeMetricFamily(name, help_text, labels=_API_SERVER)
+        for server in servers:
+            if server.pid:
+                gauge.add_metric([str(server.index)], value_of(server))
+        yield gauge
+
+
+def _build() -> Metric:
+    build = GaugeMetricFamily("shoal_build_info", "Always 1; the labels name the build", labels=["version", "build_id"])
+    build.add_metric([version("shoal"), build_id()], 1)
+    return build
 
 
 def _engines(views: Iterable[EngineView]) -> Metric:
@@ -195,7 +214,7 @@ def _engines(views: Iterable[EngineView]) -> Metric:
     return gauge
 
 
-def _by_label(name: str, help_text: str, label: str, counts: Counter[str]) -> Metric:
+def _by_label(name: str, help_text: str, label: str, counts: Mapping[str, int]) -> Metric:
     counter = CounterMetricFamily(name, help_text, labels=[label])
     for value, count in sorted(counts.items()):
         counter.add_metric([value], count)

@@ -1,4 +1,4 @@
-"""The registry of one API process, and its text."""
+"""The registry of a deployment as any of its API processes shows it, and its text."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,22 +7,19 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from lb.views import EngineView
 from metrics.collector import ServingCollector
-from metrics.stats import ServingStats
+from metrics.deployment import DeploymentReading
 
 
 def make_registry(
-    stats: ServingStats,
-    views: Callable[[], Sequence[EngineView]],
-    snapshot_age_s: Callable[[], float | None],
-    loop_lag_s: Callable[[], float],
+    read: Callable[[], DeploymentReading], views: Callable[[], Sequence[EngineView]]
 ) -> CollectorRegistry:
     """Return a registry of its own: no other registry, and no second one like it, ever unregisters its families.
 
-    views: what the client knows of each rank, in their order, asked at every scrape. snapshot_age_s: seconds since the
-    last load snapshot, None before the first. loop_lag_s: longest recent delay of the event loop in seconds.
+    Both are asked at every scrape. read: what all API processes have counted. views: what this one knows of each
+    rank, in their order.
     """
     registry = CollectorRegistry()
-    registry.register(ServingCollector(stats, views, snapshot_age_s, loop_lag_s))
+    registry.register(ServingCollector(read, views))
     return registry
 
 

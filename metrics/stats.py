@@ -1,8 +1,9 @@
 """What the serving path tells about itself: plain accumulators on one event loop, read at scrape time."""
 
-from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from engine.wire.messages import FinishReason
+from metrics.cells import Cells, PrivateCells
 from metrics.histogram import Histogram
 
 FIRST_TOKEN_BOUNDS_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -14,43 +15,108 @@ FINISH_REASONS = tuple(reason.name.lower() for reason in FinishReason if reason 
 
 _MAX_LABELS = 16
 _OTHER = "other"
+_RANK = "rank/"
+
+
+_PICKS, _PROMPT, _GENERATED = range(3)
 
 
 class RankStats:
-    """What one rank has done for this process. Counters only grow, over all incarnations of the rank."""
+    """What one rank has done. Counters only grow, over all incarnations of the rank. It lives in ``cells``."""
 
-    __slots__ = ("e2e", "first_token", "inter_token", "num_generated", "num_picks", "num_prompt", "queue_time")
+    __slots__ = ("_counts", "e2e", "first_token", "inter_token", "queue_time")
 
-    def __init__(self) -> None:
-        self.num_picks = 0
-        self.num_prompt = 0
-        self.num_generated = 0
-        self.first_token = Histogram(FIRST_TOKEN_BOUNDS_S)
-        self.inter_token = Histogram(INTER_TOKEN_BOUNDS_S)
-        self.queue_time = Histogram(REQUEST_BOUNDS_S)
-        self.e2e = Histogram(REQUEST_BOUNDS_S)
+    def __init__(self, cells: Cells, rank: int) -> None:
+        self._counts = cells.run(f"{_RANK}{rank}", 3)
+        self.first_token = _histogram(cells, f"first_token/{rank}", FIRST_TOKEN_BOUNDS_S)
+        self.inter_token = _histogram(cells, f"inter_token/{rank}", INTER_TOKEN_BOUNDS_S)
+        self.queue_time = _histogram(cells, f"queue_time/{rank}", REQUEST_BOUNDS_S)
+        self.e2e = _histogram(cells, f"e2e/{rank}", REQUEST_BOUNDS_S)
+
+    @property
+    def num_picks(self) -> int:
+        """Return how many sequences were sent to the rank."""
+        return int(self._counts[_PICKS])
+
+    @property
+    def num_prompt(self) -> int:
+        """Return the prompt tokens of its ended sequences."""
+        return int(self._counts[_PROMPT])
+
+    @property
+    def num_generated(self) -> int:
+        """Return the output tokens that came from it."""
+        return int(self._counts[_GENERATED])
+
+    def on_picked(self) -> None:
+        """Count one sequence sent to the rank."""
+        self._counts[_PICKS] += 1
+
+    def on_prompt(self, num_tokens: int) -> None:
+        """Count the prompt tokens of a sequence that ended."""
+        self._counts[_PROMPT] += num_tokens
+
+    def on_generated(self, num_tokens: int) -> None:
+        """Count output tokens."""
+        self._counts[_GENERATED] += num_tokens
 
 
 class _Ranks(dict[int, RankStats]):
     """Makes a rank's accumulators at its first event. Ranks are seats of the deployment, so they are few."""
 
+    def __init__(self, cells: Cells) -> None:
+        super().__init__((rank, RankStats(cells, rank)) for rank in map(int, _names_behind(cells, _RANK)))
+        self._cells = cells
+
     def __missing__(self, rank: int) -> RankStats:
-        self[rank] = stats = RankStats()
+        self[rank] = stats = RankStats(self._cells, rank)
         return stats
 
 
-class ServingStats:
-    """Accumulators of one API process. Every ``on_*`` runs on its event loop and takes no lock.
+class LabelCounts(Mapping[str, int]):
+    """Label -> count, with a bounded number of labels: those beyond it share one.
 
-    ranks: rank -> accumulators. finished, rejected: reason -> count, with a bounded number of reasons.
-    prompt_lengths: tokens of accepted prompts.
+    No caller can make the exposition grow. known: labels that are there from the beginning, at 0.
     """
 
-    def __init__(self) -> None:
-        self.ranks: dict[int, RankStats] = _Ranks()
-        self.finished = Counter(dict.fromkeys(FINISH_REASONS, 0))
-        self.rejected: Counter[str] = Counter()
-        self.prompt_lengths = Histogram(PROMPT_BOUNDS_TOKENS)
+    def __init__(self, cells: Cells, name: str, known: Iterable[str] = ()) -> None:
+        self._cells = cells
+        self._prefix = f"{name}/"
+        labels = {*known, *_names_behind(cells, self._prefix)}
+        self._counts = {label: cells.run(self._prefix + label, 1) for label in labels}
+
+    def count(self, label: str) -> None:
+        """Count one."""
+        if label not in self._counts and len(self._counts) >= _MAX_LABELS:
+            label = _OTHER
+        if label not in self._counts:
+            self._counts[label] = self._cells.run(self._prefix + label, 1)
+        self._counts[label][0] += 1
+
+    def __getitem__(self, label: str) -> int:
+        """Return the count of a label, 0 when it never came."""
+        return int(self._counts[label][0]) if label in self._counts else 0
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._counts)
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+
+class ServingStats:
+    """Accumulators of one API process, or the sums of several. Every ``on_*`` runs on one event loop, without a lock.
+
+    cells: where they live; default: this process alone. What is in there already goes on from where it stands. ranks:
+    rank -> accumulators. finished, rejected: by reason. prompt_lengths: tokens of accepted prompts.
+    """
+
+    def __init__(self, cells: Cells | None = None) -> None:
+        cells = PrivateCells() if cells is None else cells
+        self.ranks: dict[int, RankStats] = _Ranks(cells)
+        self.finished = LabelCounts(cells, "finished", FINISH_REASONS)
+        self.rejected = LabelCounts(cells, "rejected")
+        self.prompt_lengths = _histogram(cells, "prompt_lengths", PROMPT_BOUNDS_TOKENS)
 
     def on_accepted(self, num_prompt_tokens: int) -> None:
         """Count one prompt that was handed to an engine."""
@@ -58,11 +124,11 @@ class ServingStats:
 
     def on_picked(self, rank: int) -> None:
         """Count one sequence sent to a rank."""
-        self.ranks[rank].num_picks += 1
+        self.ranks[rank].on_picked()
 
     def on_rejected(self, reason: str) -> None:
         """Count one request refused at the door. reason: its HTTP status, or a class of them such as ``4xx``."""
-        _count(self.rejected, reason)
+        self.rejected.count(reason)
 
     def on_first_token(self, rank: int, ttft_s: float, queue_time_s: float | None) -> None:
         """Observe a sequence's first token. queue_time_s: what the engine says it waited, None when it does not."""
@@ -73,7 +139,7 @@ class ServingStats:
 
     def on_tokens(self, rank: int, num_tokens: int) -> None:
         """Count the output tokens of one batch."""
-        self.ranks[rank].num_generated += num_tokens
+        self.ranks[rank].on_generated(num_tokens)
 
     def on_inter_token(self, rank: int, gap_s: float, num_tokens: int) -> None:
         """Observe ``num_tokens`` >= 1 tokens that came together, ``gap_s`` after the one before: a hot path."""
@@ -85,13 +151,16 @@ class ServingStats:
         Its output tokens were counted as they came. Without any, its prompt tokens do not count either: no engine is
         known to have read them.
         """
-        _count(self.finished, reason)
+        self.finished.count(reason)
         stats = self.ranks[rank]
         stats.e2e.observe(e2e_s)
         if num_output_tokens:
-            stats.num_prompt += num_prompt_tokens
+            stats.on_prompt(num_prompt_tokens)
 
 
-def _count(counter: Counter[str], label: str) -> None:
-    """Count a label; those beyond the bound share one, so that no caller can make the exposition grow."""
-    counter[label if label in counter or len(counter) < _MAX_LABELS else _OTHER] += 1
+def _histogram(cells: Cells, name: str, bounds: Sequence[float]) -> Histogram:
+    return Histogram(bounds, cells.run(name, Histogram.num_cells(bounds)))
+
+
+def _names_behind(cells: Cells, prefix: str) -> list[str]:
+    return [name.removeprefix(prefix) for name in cells.names() if name.startswith(prefix)]

@@ -1,19 +1,26 @@
 """Who gets in: the door counts what is inside and is shut when the house is full or closing."""
 
 import asyncio
+from collections.abc import Sequence
 
 from engine.wire.errors import OverloadedError
+from metrics.board import BoardRow
 
 _RETRY_WHEN_FULL_S = 1.0
 _RETRY_WHEN_DRAINING_S = 5.0
 
 
 class Admission:
-    """Counts open generation requests of this process, on one event loop."""
+    """Counts open generation requests of this process, on one event loop, and knows how many the siblings have.
 
-    def __init__(self, max_pending: int) -> None:
-        """Open the door. max_pending: requests inside at once at most."""
+    Two processes may let the last one in at the same moment: the limit is exceeded by less than their number.
+    """
+
+    def __init__(self, max_pending: int, row: BoardRow, siblings: Sequence[BoardRow] = ()) -> None:
+        """Open the door. max_pending: requests inside all processes at most. row: where this one shows its number."""
         self._max_pending = max_pending
+        self._row = row
+        self._siblings = siblings
         self._num_open = 0
         self._draining = False
         self._empty = asyncio.Event()
@@ -21,7 +28,7 @@ class Admission:
 
     @property
     def num_open(self) -> int:
-        """Return how many requests are inside."""
+        """Return how many requests are inside this process."""
         return self._num_open
 
     @property
@@ -37,18 +44,21 @@ class Admission:
         """
         if self._draining:
             raise OverloadedError("the server is shutting down", _RETRY_WHEN_DRAINING_S)
-        if self._num_open >= self._max_pending:
-            raise OverloadedError(f"the server already has {self._num_open} requests, its limit", _RETRY_WHEN_FULL_S)
+        num_open = self._num_open + sum(int(row.num_open) for row in self._siblings)
+        if num_open >= self._max_pending:
+            raise OverloadedError(f"the server already has {num_open} requests, its limit", _RETRY_WHEN_FULL_S)
 
     def enter(self) -> None:
         """Let one request in; whoever entered calls ``leave`` in the end. Raises as ``ensure_room`` does."""
         self.ensure_room()
         self._num_open += 1
+        self._row.num_open = self._num_open
         self._empty.clear()
 
     def leave(self) -> None:
         """Let one request out that had entered."""
         self._num_open -= 1
+        self._row.num_open = self._num_open
         if self._num_open == 0:
             self._empty.set()
 

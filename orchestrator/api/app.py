@@ -7,31 +7,27 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 
 from engine.wire.build import build_id
-from metrics.registry import render
+from metrics.deployment import DeploymentReading
+from metrics.registry import make_registry, render
 from orchestrator.api.admission import Admission
-from orchestrator.api.cluster import describe_rank, describe_readiness
+from orchestrator.api.cluster import describe_api_server, describe_rank, describe_readiness
 from orchestrator.api.errors import ApiError, to_api_error
 from orchestrator.llm.async_llm import AsyncLLM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppContext:
-    """What the routes answer from.
-
-    loop_lag_s, snapshot_age_s: seconds; the latter None before the first snapshot.
-    """
+    """What the routes answer from. read_stats: what all API processes count and show. index: which of them this is."""
 
     llm: AsyncLLM
     admission: Admission
-    registry: CollectorRegistry
+    read_stats: Callable[[], DeploymentReading]
+    index: int
     served_model_name: str
     model_root: str
-    loop_lag_s: Callable[[], float]
-    snapshot_age_s: Callable[[], float | None]
 
 
 def make_app(context: AppContext) -> FastAPI:
@@ -45,6 +41,8 @@ def make_app(context: AppContext) -> FastAPI:
 
 
 def _add_state_routes(app: FastAPI, context: AppContext) -> None:
+    registry = make_registry(context.read_stats, context.llm.engine_views)
+
     @app.get("/health")
     async def health() -> dict[str, str]:
         """Say that this process is alive; whether it can serve is ``/ready``'s answer."""
@@ -57,19 +55,20 @@ def _add_state_routes(app: FastAPI, context: AppContext) -> None:
 
     @app.get("/v1/cluster")
     async def cluster() -> dict[str, Any]:
+        reading = context.read_stats()
         return {
             "object": "cluster",
-            "ranks": [describe_rank(view) for view in context.llm.engine_views()],
-            "pending_requests": context.admission.num_open,
+            "ranks": [describe_rank(view, reading) for view in context.llm.engine_views()],
+            "pending_requests": sum(server.num_open for server in reading.servers),
             "draining": context.admission.draining,
-            "snapshot_age_s": context.snapshot_age_s(),
-            "loop_lag_s": context.loop_lag_s(),
+            "answered_by": context.index,
+            "api_servers": [describe_api_server(server) for server in reading.servers],
             "statistics": context.llm.statistics(),
         }
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        text, content_type = render(context.registry)
+        text, content_type = render(registry)
         return Response(text, headers={"content-type": content_type})
 
     @app.get("/version")

@@ -5,12 +5,13 @@ from typing import Any
 
 from engine.wire.messages import EngineReady, EngineReport, Load, Seat
 from lb.views import EngineState, EngineView
+from metrics.deployment import ApiServerView, DeploymentReading
 
 _NO_LOAD = Load()
 
 
-def describe_rank(view: EngineView) -> dict[str, Any]:
-    """Return one rank of ``/v1/cluster``.
+def describe_rank(view: EngineView, reading: DeploymentReading) -> dict[str, Any]:
+    """Return one rank of ``/v1/cluster``; ``in_flight`` and ``picks`` are of all API processes together.
 
     What an engine has not said yet is empty or zero: a loading one reports its phase and progress (0..1) before it
     shakes hands, and its device and pid may come with either.
@@ -29,9 +30,24 @@ def describe_rank(view: EngineView) -> dict[str, Any]:
         "waiting": load.num_queued + load.num_waiting,
         "running": load.num_running,
         "kv_usage": load.kv_usage,
-        "in_flight": view.num_in_flight,
-        "picks": view.num_picks,
+        "in_flight": reading.in_flight.get(view.engine_id.rank, 0),
+        "picks": reading.stats.ranks[view.engine_id.rank].num_picks,
         **_describe_phase(report),
+    }
+
+
+def describe_api_server(server: ApiServerView) -> dict[str, Any]:
+    """Return one API process of ``/v1/cluster``; while its seat is empty, all but its index and starts says nothing."""
+    return {
+        "index": server.index,
+        "pid": server.pid,
+        "incarnation": server.incarnation,
+        "starts": server.num_starts,
+        "ready_ranks": server.num_ready,
+        "connections": server.num_connections,
+        "pending_requests": server.num_open,
+        "loop_lag_s": server.lag_s,
+        "snapshot_age_s": server.snapshot_age_s,
     }
 
 

@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from client.config import ClientConfig
+from metrics.memory import StatsMemory
 
 
 class ApiSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -14,7 +15,9 @@ class ApiSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tokenizer_dir: folder of tokenizer.json, tokenizer_config.json and chat_template.jinja; None takes bytes (sim).
     shutdown_timeout_s: streams may finish for this long after SIGTERM, then they are aborted.
     start_timeout_s: the process gives up when no engine is ready by then.
-    max_pending_requests: more requests than this at once are refused with 503 and Retry-After.
+    max_pending_requests: more requests than this at once, in all API processes, are refused with 503 and Retry-After.
+    stats: inherited memory that it shares with the other API processes, where it has the row of its client's index;
+        None: there are no others.
     """
 
     client: ClientConfig
@@ -27,6 +30,7 @@ class ApiSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shutdown_timeout_s: float = 10.0
     start_timeout_s: float = 600.0
     max_pending_requests: int = 1024
+    stats: StatsMemory | None = None
     log_level: str = "INFO"
 
     @property

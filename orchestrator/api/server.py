@@ -14,14 +14,17 @@ from collections.abc import Iterator
 
 import msgspec
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from client.dplb_async_mp_client import DPLBAsyncMPClient
 from engine.wire.errors import ShoalError, StartupError
+from lb.totals import RankTotals
+from metrics.deployment import DeploymentReading, DeploymentStats
 from metrics.loop_lag import LoopLag
-from metrics.registry import make_registry
-from metrics.stats import ServingStats
+from orchestrator.api.acceptor import Acceptor
 from orchestrator.api.admission import Admission
 from orchestrator.api.app import AppContext, make_app
+from orchestrator.api.catch_up import wait_reaches_all
 from orchestrator.api.config import ApiSpec
 from orchestrator.api.generation import GenerationApp
 from orchestrator.llm.async_llm import AsyncLLM
@@ -32,6 +35,7 @@ logger = logging.getLogger(__name__)
 _DATE_INTERVAL_S = 1.0
 _LAST_MESSAGE_S = 2.0
 _KEEP_ALIVE_S = 60
+_CATCH_UP_S = 5.0
 _CLOSE_S = 1  # for connections whose caller never finished its request
 
 
@@ -41,44 +45,45 @@ class ApiServer:
     def __init__(self, spec: ApiSpec, tokenizer: TextTokenizer) -> None:
         """Build all parts; nothing listens yet. Must run on the event loop that will serve."""
         self._spec = spec
-        stats = ServingStats()
-        self._client = DPLBAsyncMPClient(spec.client)
+        client_id = spec.client.client_id
+        self._stats = DeploymentStats(client_id.index, client_id.incarnation, spec.stats)
+        stats = self._stats.stats
+        self._client = DPLBAsyncMPClient(spec.client, RankTotals(self._stats.totals_record))
         self._llm = AsyncLLM(self._client, tokenizer, stats)
-        self._admission = Admission(spec.max_pending_requests)
-        self._lag = LoopLag(asyncio.get_running_loop())
-        registry = make_registry(stats, self._client.engine_views, self._client.snapshot_age_s, self._lag.worst_s)
+        self._admission = Admission(spec.max_pending_requests, self._stats.row, self._stats.siblings)
+        self._lag = LoopLag(asyncio.get_running_loop(), self._beat)
         context = AppContext(
             llm=self._llm,
             admission=self._admission,
-            registry=registry,
+            read_stats=self._read_stats,
+            index=client_id.index,
             served_model_name=spec.served_model_name,
             model_root=spec.model_root,
-            loop_lag_s=self._lag.worst_s,
-            snapshot_age_s=self._client.snapshot_age_s,
         )
         app = GenerationApp(self._llm, self._admission, stats, spec.served_model_name, make_app(context))
         self._http = uvicorn.Server(_http_config(app, spec.log_level))
+        self._acceptor = self._make_acceptor()
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
 
     async def run(self) -> int:
         """Serve until a signal or the loss of all engines' line; return the exit status."""
-        listener = socket.socket(fileno=self._spec.listen_fd)
         with self._signals():
             try:
-                await self._start(listener)
+                await self._start()
                 status = await self._serve()
                 await self._drain()
             finally:
                 await self._close()
         return status
 
-    async def _start(self, listener: socket.socket) -> None:
-        self._http.config.load()
-        self._http.lifespan = self._http.config.lifespan_class(self._http.config)
+    async def _start(self) -> None:
         self._llm.start()
-        await self._http.startup([listener])
+        await self._http.startup([])
         await self._http.on_tick(0)
+        if self._spec.client.client_id.incarnation > 1:
+            await wait_reaches_all(self._client.engine_views, _CATCH_UP_S, self._stop)
+        self._acceptor.start()
         _say_listening(self._spec)
 
     async def _serve(self) -> int:
@@ -106,8 +111,7 @@ class ApiServer:
     async def _drain(self) -> None:
         """Take no more, let streams end, abort the rest so that each gets its last message."""
         self._admission.drain()
-        for server in self._http.servers:
-            server.close()
+        self._acceptor.close()
         await self._wait_empty(self._spec.shutdown_timeout_s)
         if self._admission.num_open:
             logger.info("aborting %d requests that did not finish in time", self._admission.num_open)
@@ -129,12 +133,32 @@ class ApiServer:
     async def _close(self) -> None:
         """Close connections, then the text facade, then the line: each may still use the next."""
         self._http.force_exit = True
+        await self._acceptor.aclose()
         if self._http.started:
             await self._http.shutdown()
         self._lag.close()
         await self._llm.aclose()
         with contextlib.suppress(ShoalError):  # the line may be closed already: that may be why we end
             await self._client.aclose()
+
+    def _make_acceptor(self) -> Acceptor:
+        config, state = self._http.config, self._http.server_state
+        config.load()
+        self._http.lifespan = config.lifespan_class(config)
+
+        def make_protocol() -> asyncio.Protocol:
+            return HttpToolsProtocol(config, state, self._http.lifespan.state)
+
+        listener = socket.socket(fileno=self._spec.listen_fd)
+        return Acceptor(listener, make_protocol, lambda: len(state.connections), self._stats.row, self._stats.siblings)
+
+    def _beat(self) -> None:
+        self._acceptor.show()
+        self._stats.on_beat(self._lag.worst_s(), self._client.snapshot_age_s(), self._client.engine_views())
+
+    def _read_stats(self) -> DeploymentReading:
+        self._beat()
+        return self._stats.read()
 
     async def _tick_date(self) -> None:
         while True:

@@ -3,11 +3,12 @@ import asyncio
 import pytest
 
 from engine.wire.errors import OverloadedError
+from metrics.board import BoardRow
 from orchestrator.api.admission import Admission
 
 
 def test_a_full_house_refuses_until_somebody_leaves() -> None:
-    door = Admission(1)
+    door = Admission(1, BoardRow(0))
     door.enter()
     with pytest.raises(OverloadedError, match="limit"):
         door.enter()
@@ -16,7 +17,7 @@ def test_a_full_house_refuses_until_somebody_leaves() -> None:
 
 
 def test_a_closing_house_refuses_and_says_when_to_come_back() -> None:
-    door = Admission(1)
+    door = Admission(1, BoardRow(0))
     door.drain()
     with pytest.raises(OverloadedError) as caught:
         door.enter()
@@ -24,7 +25,7 @@ def test_a_closing_house_refuses_and_says_when_to_come_back() -> None:
 
 
 async def test_empty_is_seen_by_whoever_waits() -> None:
-    door = Admission(2)
+    door = Admission(2, BoardRow(0))
     door.enter()
     door.enter()
     waiting = asyncio.create_task(door.wait_empty())
@@ -33,3 +34,17 @@ async def test_empty_is_seen_by_whoever_waits() -> None:
     assert not waiting.done()
     door.leave()
     await waiting
+
+
+def test_the_limit_is_for_all_processes_together() -> None:
+    rows = [BoardRow(0), BoardRow(1)]
+    first, second = Admission(3, rows[0], rows[1:]), Admission(3, rows[1], rows[:1])
+    first.enter()
+    first.enter()
+    second.enter()
+    with pytest.raises(OverloadedError, match="already has 3 requests"):
+        second.ensure_room()
+    first.leave()
+    second.enter()
+    rows[1].clear()  # the process is gone, and its requests with it
+    first.enter()

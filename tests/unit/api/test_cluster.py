@@ -1,6 +1,8 @@
 from engine.wire.ids import EngineId
 from engine.wire.messages import EnginePhase, EngineReady, EngineReport, Load
 from lb.views import EngineState, EngineView
+from metrics.deployment import DeploymentReading
+from metrics.stats import ServingStats
 from orchestrator.api.cluster import describe_rank, describe_readiness
 
 READY = EngineReady(EngineId(0, 2), "b", "h", 100, 256, 1000, 64, "cpu", "float32", "here", 42)
@@ -25,8 +27,16 @@ def view(
     )
 
 
+def reading() -> DeploymentReading:
+    """Return that all processes together picked rank 0 six times and have three sequences on it."""
+    stats = ServingStats()
+    for _ in range(6):
+        stats.on_picked(0)
+    return DeploymentReading(stats=stats, totals={}, in_flight={0: 3}, servers=[])
+
+
 def test_a_serving_rank_tells_everything() -> None:
-    assert describe_rank(view("ready", REPORT, READY)) == {
+    assert describe_rank(view("ready", REPORT, READY), reading()) == {
         "engine_id": "0.2",
         "rank": 0,
         "incarnation": 2,
@@ -38,8 +48,8 @@ def test_a_serving_rank_tells_everything() -> None:
         "waiting": 3,
         "running": 3,
         "kv_usage": 0.5,
-        "in_flight": 4,
-        "picks": 5,
+        "in_flight": 3,
+        "picks": 6,
         "phase": "running",
         "detail": "",
         "progress": 1.0,
@@ -47,7 +57,7 @@ def test_a_serving_rank_tells_everything() -> None:
 
 
 def test_a_rank_nobody_heard_of_yet_is_listed_too() -> None:
-    rank = describe_rank(view("loading"))
+    rank = describe_rank(view("loading"), reading())
     assert (rank["state"], rank["pid"], rank["phase"]) == ("loading", 0, "")
 
 

@@ -9,6 +9,7 @@ from engine.wire.ids import EngineId
 from engine.wire.messages import EnginePhase, EngineReport, Load
 from lb.totals import NOTHING_COUNTED, Totals
 from lb.views import EngineState, EngineView
+from metrics.deployment import ApiServerView, DeploymentReading
 from metrics.registry import make_registry, render
 from metrics.stats import ServingStats
 
@@ -19,6 +20,7 @@ def view(
     state: EngineState = EngineState.READY,
     load: Load | None = None,
     totals: Totals = NOTHING_COUNTED,
+    num_in_flight: int = 0,
 ) -> EngineView:
     """Return one engine as a client sees it; without a load it has not reported yet."""
     engine_id = EngineId(rank, incarnation)
@@ -29,7 +31,7 @@ def view(
         report=None if load is None else report(engine_id, load),
         ready=None,
         seat=None,
-        num_in_flight=0,
+        num_in_flight=num_in_flight,
         load_score=0.0,
         num_picks=0,
         totals=totals,
@@ -45,7 +47,23 @@ def registry_of(
     stats: ServingStats, views: Sequence[EngineView], snapshot_age_s: float | None = 0.1
 ) -> CollectorRegistry:
     """Return a registry that sees ``views``, also when the list changes later."""
-    return make_registry(stats, lambda: views, lambda: snapshot_age_s, lambda: 0.002)
+    server = ApiServerView(
+        index=0,
+        incarnation=1,
+        pid=7,
+        num_starts=1,
+        num_connections=2,
+        num_open=1,
+        num_ready=2,
+        lag_s=0.002,
+        snapshot_age_s=snapshot_age_s,
+    )
+
+    def read() -> DeploymentReading:
+        totals = {view.engine_id.rank: view.totals for view in views}
+        return DeploymentReading(stats=stats, totals=totals, in_flight={}, servers=[server])
+
+    return make_registry(read, lambda: views)
 
 
 def samples_of(registry: CollectorRegistry) -> dict[tuple[str, str], float]:

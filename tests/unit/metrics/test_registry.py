@@ -111,7 +111,9 @@ def test_a_removed_rank_is_gone_and_counters_go_on_when_it_comes_back() -> None:
 
 
 def test_no_snapshot_yet_is_infinitely_old() -> None:
-    assert samples_of(registry_of(ServingStats(), [], None))["shoal_snapshot_age_seconds", ""] == float("inf")
+    assert samples_of(registry_of(ServingStats(), [], None))["shoal_snapshot_age_seconds", "api_server=0"] == float(
+        "inf"
+    )
 
 
 def test_two_registries_do_not_disturb_each_other() -> None:

@@ -1,0 +1,127 @@
+"""Named runs of numbers: in this process alone, or in memory that siblings read and that outlives whoever writes it."""
+
+import mmap
+import os
+import struct
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import Protocol, TypeAlias
+
+Numbers: TypeAlias = "list[float] | memoryview[float]"
+Reading = dict[str, list[float]]
+"""Name -> numbers, as they were at one moment."""
+
+_FIRST_BYTES = 64 * 1024
+_USED = struct.Struct("q")  # at the beginning: how many bytes hold records
+_HEAD = struct.Struct("qq")  # of a record: bytes of its name, number of its cells
+_CELL_BYTES = 8
+
+
+class Cells(Protocol):
+    """Where accumulators live. Names are the writer's to choose; there are few, and none is ever taken out."""
+
+    def run(self, name: str, num_cells: int) -> Numbers:
+        """Return the numbers of that name, zeros when they are new; the same memory for every caller."""
+
+    def names(self) -> list[str]:
+        """Return the names there are."""
+
+
+class PrivateCells:
+    """Cells of this process alone. runs: name -> numbers to begin with."""
+
+    def __init__(self, runs: Reading | None = None) -> None:
+        self._runs = {} if runs is None else runs
+
+    def run(self, name: str, num_cells: int) -> Numbers:
+        """Return the numbers of that name; see ``Cells``."""
+        return self._runs.setdefault(name, [0.0] * num_cells)
+
+    def names(self) -> list[str]:
+        """Return the names there are."""
+        return list(self._runs)
+
+
+class SharedCells:
+    """Cells in the memory of a descriptor that ``make_shared_memory`` made. One process writes at a time.
+
+    Whoever writes after a process that was killed goes on with its numbers. A number lies at a multiple of its size and
+    is read and written in one piece, so nobody sees half of one; two numbers are not of one moment. A record counts
+    once the number of used bytes covers it, so its writer may die anywhere in between.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        if os.fstat(fd).st_size == 0:
+            os.ftruncate(fd, _FIRST_BYTES)
+            _USED.pack_into(mmap.mmap(fd, 0), 0, _USED.size)
+        self._map = mmap.mmap(fd, 0)
+        self._runs: dict[str, Numbers] = dict(_records(self._map))
+
+    def run(self, name: str, num_cells: int) -> Numbers:
+        """Return the numbers of that name; see ``Cells``."""
+        if name not in self._runs:
+            self._runs[name] = self._append(name.encode(), num_cells)
+        return self._runs[name]
+
+    def names(self) -> list[str]:
+        """Return the names there are."""
+        return list(self._runs)
+
+    def _append(self, name: bytes, num_cells: int) -> Numbers:
+        (begin,) = _USED.unpack_from(self._map)
+        cells_at = begin + _HEAD.size + _padded(len(name))
+        end = cells_at + num_cells * _CELL_BYTES
+        while end > len(self._map):
+            os.ftruncate(self._fd, 2 * len(self._map))
+            self._map = mmap.mmap(self._fd, 0)  # runs handed out before keep the old map: it is the same memory
+        _HEAD.pack_into(self._map, begin, len(name), num_cells)
+        self._map[begin + _HEAD.size : begin + _HEAD.size + len(name)] = name
+        self._map[cells_at:end] = bytes(end - cells_at)  # a writer that died here may have left something
+        _USED.pack_into(self._map, 0, end)
+        return _numbers(self._map, cells_at, num_cells)
+
+
+def make_shared_memory() -> int:
+    """Return the descriptor of empty memory that child processes may inherit; it lives as long as anybody holds it."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("shoal-cells")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def read_cells(fd: int) -> Reading:
+    """Return what is in shared memory now, whoever writes there."""
+    if os.fstat(fd).st_size == 0:
+        return {}
+    shared = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+    return {name: list(numbers) for name, numbers in _records(shared)}
+
+
+def add_up(readings: Iterable[Reading]) -> Reading:
+    """Return name -> sums over the readings that know it."""
+    sums: Reading = {}
+    for reading in readings:
+        for name, numbers in reading.items():
+            known = sums.get(name)
+            sums[name] = numbers if known is None else [a + b for a, b in zip(known, numbers, strict=True)]
+    return sums
+
+
+def _records(shared: mmap.mmap) -> "Iterator[tuple[str, memoryview[float]]]":
+    at = _USED.size
+    (end,) = _USED.unpack_from(shared)
+    while at < end:
+        name_bytes, num_cells = _HEAD.unpack_from(shared, at)
+        name_at = at + _HEAD.size
+        cells_at = name_at + _padded(name_bytes)
+        yield shared[name_at : name_at + name_bytes].decode(), _numbers(shared, cells_at, num_cells)
+        at = cells_at + num_cells * _CELL_BYTES
+
+
+def _numbers(shared: mmap.mmap, at: int, num_cells: int) -> "memoryview[float]":
+    return memoryview(shared)[at : at + num_cells * _CELL_BYTES].cast("d")
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // _CELL_BYTES) * _CELL_BYTES

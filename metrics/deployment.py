@@ -1,0 +1,146 @@
+"""What the API processes of a deployment count and show together: each writes its own, everybody reads all."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from lb.totals import NOTHING_COUNTED, NUM_RECORD_CELLS, Totals, totals_in
+from lb.views import EngineState, EngineView
+from metrics.board import BoardRow
+from metrics.cells import Numbers, PrivateCells, Reading, SharedCells, add_up, read_cells
+from metrics.memory import StatsMemory
+from metrics.stats import ServingStats
+
+_TOTALS = "engine_totals/"
+_IN_FLIGHT = "in_flight/"
+_STARTS = "starts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiServerView:
+    """One API process at the moment of a reading.
+
+    pid: 0 while the seat is empty; then all that is of a moment is 0 or None too. num_starts: of all processes that
+    sat there. num_ready: ranks it can send requests to. lag_s: worst recent delay of its event loop. snapshot_age_s:
+    None before the first load snapshot.
+    """
+
+    index: int
+    incarnation: int
+    pid: int
+    num_starts: int
+    num_connections: int
+    num_open: int
+    num_ready: int
+    lag_s: float
+    snapshot_age_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentReading:
+    """What all API processes have counted, ended ones included, and what those that live show.
+
+    stats: the sums. totals, in_flight: by rank: what its engines have counted, and the unfinished sequences that live
+    processes have on it. servers: by process index.
+    """
+
+    stats: ServingStats
+    totals: Mapping[int, Totals]
+    in_flight: Mapping[int, int]
+    servers: Sequence[ApiServerView]
+
+    def totals_of(self, rank: int) -> Totals:
+        """Return what the engines of a rank have counted, over all incarnations."""
+        return self.totals.get(rank, NOTHING_COUNTED)
+
+
+class DeploymentStats:
+    """One API process's share of what all of them count and show, and the look at the whole.
+
+    stats: what this process feeds. row: what it shows of itself. siblings: the rows of the others.
+    """
+
+    def __init__(self, index: int = 0, incarnation: int = 1, memory: StatsMemory | None = None) -> None:
+        """Take the seat ``index``. memory: None: this process is the only one, and what it counts ends with it."""
+        self._fds = [] if memory is None else memory.counts
+        self._cells = PrivateCells() if memory is None else SharedCells(memory.counts[index])
+        self._rows = [BoardRow(index)] if memory is None else memory.rows()
+        self.stats = ServingStats(self._cells)
+        self.row = next(row for row in self._rows if row.index == index)
+        self.siblings = [row for row in self._rows if row.index != index]
+        self._in_flight: dict[int, Numbers] = {}
+        self._enter(incarnation)
+
+    def totals_record(self, rank: int) -> Numbers:
+        """Return where ``RankTotals`` keeps a rank."""
+        return self._cells.run(f"{_TOTALS}{rank}", NUM_RECORD_CELLS)
+
+    def on_beat(self, lag_s: float, snapshot_age_s: float | None, views: Sequence[EngineView]) -> None:
+        """Show what others cannot know otherwise; called every ``BEAT_S`` and before a reading of one's own."""
+        now = time.monotonic()
+        self.row.lag_s = lag_s
+        self.row.snapshot_at = 0.0 if snapshot_age_s is None else now - snapshot_age_s
+        self.row.num_ready = sum(view.state is EngineState.READY for view in views)
+        self.row.beat_at = now
+        in_flight = {view.engine_id.rank: view.num_in_flight for view in views}
+        for rank in in_flight.keys() - self._in_flight.keys():
+            self._in_flight[rank] = self._cells.run(f"{_IN_FLIGHT}{rank}", 1)
+        for rank, number in self._in_flight.items():
+            number[0] = in_flight.get(rank, 0)
+
+    def read(self) -> DeploymentReading:
+        """Return what all processes have counted and show now."""
+        readings = [read_cells(fd) for fd in self._fds] or [_read_private(self._cells)]
+        live = [reading for row, reading in zip(self._rows, readings, strict=True) if row.is_there]
+        now = time.monotonic()
+        return DeploymentReading(
+            stats=ServingStats(PrivateCells(add_up(readings))),
+            totals=_largest_totals(readings),
+            in_flight={rank: int(numbers[0]) for rank, numbers in _by_rank(add_up(live), _IN_FLIGHT)},
+            servers=[_view(row, reading, now) for row, reading in zip(self._rows, readings, strict=True)],
+        )
+
+    def _enter(self, incarnation: int) -> None:
+        """Sit down where a predecessor may have sat: its counts go on, what it showed of a moment does not."""
+        self.row.clear()
+        for name in self._cells.names():
+            if name.startswith(_IN_FLIGHT):
+                self._cells.run(name, 1)[0] = 0.0
+        self._cells.run(_STARTS, 1)[0] += 1
+        self.row.incarnation = incarnation
+        self.row.beat_at = time.monotonic()
+        self.row.pid = os.getpid()
+
+
+def _read_private(cells: PrivateCells | SharedCells) -> Reading:
+    return {name: list(cells.run(name, 0)) for name in cells.names()}
+
+
+def _largest_totals(readings: Sequence[Reading]) -> dict[int, Totals]:
+    """Return rank -> counts of its engines. Every process keeps the whole count, so the furthest one is the count."""
+    largest: dict[int, Totals] = {}
+    for reading in readings:
+        for rank, record in _by_rank(reading, _TOTALS):
+            largest[rank] = Totals(*map(max, largest.get(rank, NOTHING_COUNTED), totals_in(record)))
+    return largest
+
+
+def _by_rank(reading: Reading, prefix: str) -> Iterator[tuple[int, list[float]]]:
+    for name, numbers in reading.items():
+        if name.startswith(prefix):
+            yield int(name.removeprefix(prefix)), numbers
+
+
+def _view(row: BoardRow, reading: Reading, now: float) -> ApiServerView:
+    return ApiServerView(
+        index=row.index,
+        incarnation=int(row.incarnation),
+        pid=int(row.pid),
+        num_starts=int(reading[_STARTS][0]) if _STARTS in reading else 0,
+        num_connections=int(row.num_connections),
+        num_open=int(row.num_open),
+        num_ready=int(row.num_ready),
+        lag_s=row.lag_seen_s(now) if row.is_there else 0.0,
+        snapshot_age_s=row.snapshot_age_s(now),
+    )

@@ -1,0 +1,111 @@
+"""Takes connections from the listening socket that all API processes share, and hands each to the HTTP protocol."""
+
+import asyncio
+import errno
+import logging
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from metrics.board import BoardRow
+from orchestrator.api.turns import GRACE_S, num_to_accept
+
+logger = logging.getLogger(__name__)
+
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NO_ROOM_PAUSE_S = 1.0
+
+
+class Acceptor:
+    """One reader on the running loop. The event loop's own server is not used: it takes all that come at once.
+
+    count_connections: how many are open; a process's own row is brought up to date with it before every decision.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[], asyncio.Protocol],
+        count_connections: Callable[[], int],
+        row: BoardRow,
+        siblings: Sequence[BoardRow],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._make_protocol = make_protocol
+        self._count_connections = count_connections
+        self._row = row
+        self._siblings = siblings
+        self._opening: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        self._is_open = False
+
+    def start(self) -> None:
+        """Take connections from now on; those that came before wait in the socket's queue."""
+        self._listener.setblocking(False)
+        self._is_open = True
+        self._loop.add_reader(self._listener, self._on_readable)
+
+    def close(self) -> None:
+        """Take no more and close this process's copy of the socket; idempotent."""
+        if self._is_open:
+            self._is_open = False
+            self._stop_reading()
+        self._listener.close()
+
+    async def aclose(self) -> None:
+        """Close, and see connections through that are being opened."""
+        self.close()
+        await asyncio.gather(*self._opening, return_exceptions=True)
+
+    def show(self) -> None:
+        """Write the number of open connections into the row."""
+        self._row.num_connections = self._count_connections() + len(self._opening)
+
+    def _on_readable(self, waited: bool = False) -> None:
+        self.show()
+        allowed = num_to_accept(self._row, self._siblings, time.monotonic(), waited=waited)
+        if not allowed:
+            self._leave_for(GRACE_S)
+        while allowed and self._accept_one():
+            allowed -= 1
+
+    def _accept_one(self) -> bool:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:  # most often: another process was faster
+            if error.errno in _NO_ROOM:
+                logger.error("cannot take a connection: %s", error.strerror)  # noqa: TRY400 - it says all there is
+                self._leave_for(_NO_ROOM_PAUSE_S)
+            return False
+        self._row.num_connections += 1
+        self._row.accepted_at = time.monotonic()
+        task = self._loop.create_task(self._open(connection), name="api-open-connection")
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+        return True
+
+    async def _open(self, connection: socket.socket) -> None:
+        try:
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._loop.connect_accepted_socket(self._make_protocol, connection)
+        except OSError as error:  # the caller is gone again
+            logger.debug("a connection was lost while it was opened: %s", error)
+            connection.close()
+
+    def _leave_for(self, pause_s: float) -> None:
+        self._stop_reading()
+        self._pause = self._loop.call_later(pause_s, self._resume)
+
+    def _resume(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._listener, self._on_readable)
+        self._on_readable(waited=True)
+
+    def _stop_reading(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        else:
+            self._loop.remove_reader(self._listener)

@@ -1,0 +1,28 @@
+"""What a restarted API process waits for before it takes connections that its siblings could serve already."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from engine.wire.messages import SeatState
+from lb.views import EngineState, EngineView
+
+_POLL_S = 0.02
+
+
+def reaches_all(views: Sequence[EngineView]) -> bool:
+    """Tell whether some engine is ready and every one that serves, as the supervisor says, has shaken hands."""
+    return any(view.state is EngineState.READY for view in views) and not any(map(_is_missing, views))
+
+
+async def wait_reaches_all(
+    engine_views: Callable[[], Sequence[EngineView]], timeout_s: float, stop: asyncio.Event
+) -> None:
+    """Wait until every serving engine is reached, the time is over or ``stop`` is set."""
+    for _ in range(round(timeout_s / _POLL_S)):
+        if stop.is_set() or reaches_all(engine_views()):
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+def _is_missing(view: EngineView) -> bool:
+    return view.state is EngineState.LOADING and view.seat is not None and view.seat.state is SeatState.ALIVE

@@ -1,0 +1,56 @@
+"""Which process takes the next connection."""
+
+from metrics.board import BoardRow
+from orchestrator.api.turns import MAX_AT_ONCE, num_to_accept
+
+NOW = 1000.0
+
+
+def row(index: int, num_connections: int = 0, accepted_at: float = 0.0, beat_at: float = NOW) -> BoardRow:
+    made = BoardRow(index)
+    made.pid, made.beat_at = 7, beat_at
+    made.num_connections, made.accepted_at = num_connections, accepted_at
+    return made
+
+
+def turn_of(rows: list[BoardRow], waited: bool = False) -> list[int]:
+    """Return how many each may take, if all looked at the same moment."""
+    return [num_to_accept(me, [other for other in rows if other is not me], NOW, waited=waited) for me in rows]
+
+
+def test_a_process_alone_takes_all_that_come() -> None:
+    assert turn_of([row(0, 500)]) == [MAX_AT_ONCE]
+
+
+def test_whoever_has_the_fewest_takes_one() -> None:
+    assert turn_of([row(0, 3), row(1, 1, accepted_at=9), row(2, 2)]) == [0, 1, 0]
+
+
+def test_exactly_one_of_equals_takes_it_and_it_goes_round() -> None:
+    rows = [row(index) for index in range(3)]
+    taken = []
+    for number in range(9):  # each connection is closed again at once
+        turns = turn_of(rows)
+        assert sum(turns) == 1
+        taken.append(turns.index(1))
+        rows[taken[-1]].accepted_at = number + 1
+    assert taken == [0, 1, 2] * 3
+
+
+def test_the_dead_and_the_stopped_have_no_turn() -> None:
+    dead = row(1)
+    dead.clear()
+    assert num_to_accept(row(0, 9), [dead, row(2, beat_at=NOW - 5)], NOW, waited=False) == MAX_AT_ONCE
+
+
+def test_what_is_left_alone_is_taken_by_anybody() -> None:
+    assert min(turn_of([row(0, 50), row(1), row(2, 7)], waited=True)) > 0
+
+
+def test_the_spread_is_even_at_the_end_of_a_burst() -> None:
+    rows = [row(0, 12), row(1), row(2, 5)]
+    for number in range(40):
+        taker = rows[turn_of(rows).index(1)]
+        taker.num_connections += 1
+        taker.accepted_at = number
+    assert [each.num_connections for each in rows] == [19, 19, 19]
