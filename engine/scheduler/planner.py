@@ -16,15 +16,15 @@ class _Draft:
     """A plan in the making.
 
     room: tokens that still fit. computing: names of the blocks that its prompts compute next, by their place.
-    num_held, num_held_blocks: the first of those that wait, as many as wait for one of these blocks, and what is kept
-        free for them.
+    num_deferred, num_deferred_blocks: the first of those that wait, as many as wait for one of these blocks, and what
+        is kept free for them.
     """
 
     room: int
     chunks: list[ScheduledChunk] = field(default_factory=list)
     computing: defaultdict[int, set[BlockHash]] = field(default_factory=lambda: defaultdict(set))
-    num_held: int = 0
-    num_held_blocks: int = 0
+    num_deferred: int = 0
+    num_deferred_blocks: int = 0
 
 
 class Planner:
@@ -32,9 +32,9 @@ class Planner:
 
     Running sequences hold blocks for all tokens known when they were admitted and grow by one block at a time.
 
-    A newcomer that begins with what the step computes already, as all samples of a prompt do but the first, is held
-    back until the cache has it. Its seat and blocks stay free meanwhile, and every step in which it is held computes a
-    part of its own beginning. Nobody is held for one that comes later in ``order``, so a promoted one not for long.
+    A newcomer that begins with what the step computes already, as all samples of a prompt do but the first, is
+    deferred until the cache has it. Its seat and blocks stay free meanwhile, and every step that defers it computes a
+    part of its own beginning. Nobody is deferred for one that comes later in ``order``, so a promoted one not for long.
     """
 
     def __init__(self, config: SchedulerConfig, roster: Roster, pool: BlockPool, cache: PrefixCache) -> None:
@@ -91,22 +91,22 @@ class Planner:
             draft.computing[index].add(name)
 
     def _plan_admissions(self, draft: _Draft, before: SequenceState | None = None) -> None:
-        while draft.room > 0 and len(self._roster.running) + draft.num_held < self._max_num_seqs:
-            head = self._roster.waiting.at(draft.num_held)
+        while draft.room > 0 and len(self._roster.running) + draft.num_deferred < self._max_num_seqs:
+            head = self._roster.waiting.at(draft.num_deferred)
             if head is None or (before is not None and order(before) < order(head)):
                 break
-            if self._hold(draft, head):
+            if self._defer(draft, head):
                 continue
             if not self._admit(draft, head):
                 break
             self._plan_prefill(draft, head)
 
-    def _hold(self, draft: _Draft, sequence: SequenceState) -> bool:
+    def _defer(self, draft: _Draft, sequence: SequenceState) -> bool:
         """Let a newcomer wait, and keep room for it, when this step computes what it needs next."""
         for index, names in draft.computing.items():
             if self._cache.could_use(sequence, index, names):
-                draft.num_held += 1
-                draft.num_held_blocks += self._pool.blocks_for(len(sequence.token_ids)) - index
+                draft.num_deferred += 1
+                draft.num_deferred_blocks += self._pool.blocks_for(len(sequence.token_ids)) - index
                 return True
         return False
 
@@ -114,8 +114,8 @@ class Planner:
 
     def _admit(self, draft: _Draft, sequence: SequenceState) -> bool:
         hits = self._cache.find(sequence)
-        num_free = self._pool.num_free - draft.num_held_blocks
-        if not self._fits(self._demand(sequence, hits), num_free, len(self._roster.running) + draft.num_held):
+        num_free = self._pool.num_free - draft.num_deferred_blocks
+        if not self._fits(self._demand(sequence, hits), num_free, len(self._roster.running) + draft.num_deferred):
             return False
         self._pool.share(hits)
         blocks = self._pool.allocate(self._pool.blocks_for(len(sequence.token_ids)) - len(hits))

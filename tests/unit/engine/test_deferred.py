@@ -44,7 +44,7 @@ def test_the_samples_of_a_prompt_compute_its_full_blocks_once() -> None:
     assert num_steps == 3 + 1, "the others come one step later than the first"
 
 
-def test_without_a_cache_nobody_is_held_back() -> None:
+def test_without_a_cache_nobody_is_deferred() -> None:
     scheduler = make_scheduler(num_tokens=200, enable_prefix_caching=False)
     add_samples(scheduler)
     assert run_to_the_end(scheduler) == (NUM_SAMPLES * len(PROMPT), 3)
@@ -80,7 +80,7 @@ def test_whoever_begins_otherwise_is_not_held_up_and_takes_no_seat_that_is_kept(
     assert shape(scheduler.plan()) == [(1, 0, 1), (7, 0, 1), (1, 1, 2)]
 
 
-def test_blocks_are_kept_for_whoever_is_held_back() -> None:
+def test_blocks_are_kept_for_whoever_is_deferred() -> None:
     scheduler = make_scheduler(num_blocks=5 + 1 + 4)
     add_samples(scheduler, 2)
     scheduler.add(make_sequence(7, 16, max_tokens=3))
@@ -98,7 +98,7 @@ def test_the_next_one_computes_what_the_first_did_not_bring_about() -> None:
     assert shape(scheduler.plan()) == [(1, 2, 18)]
 
 
-def test_a_dropped_plan_is_planned_again_with_the_same_held_back() -> None:
+def test_a_dropped_plan_is_planned_again_with_the_same_deferred() -> None:
     scheduler = make_scheduler()
     add_samples(scheduler)
     assert shape(scheduler.plan()) == shape(scheduler.plan()) == [(1, 0, 18)]
