@@ -9,7 +9,7 @@ import msgspec
 from engine.config import SchedulerConfig
 from engine.core.protocol import OnProgress, Runner, RunnerLimits
 from engine.core.validation import find_fault
-from engine.scheduler.plan import SequenceKey, SequenceState
+from engine.scheduler.plan import Sample, SequenceKey, SequenceState, StepPlan
 from engine.scheduler.scheduler import Scheduler
 from engine.wire.errors import UnknownMethodError
 from engine.wire.ids import ClientId
@@ -80,10 +80,17 @@ class NativeCore:
 
         on_planned: called between plan and run, when ``load`` shows who runs.
         """
-        plan = self._scheduler.plan()
+        plan = self.plan()
         if on_planned is not None:
             on_planned()
-        samples = self._runner.run(plan) if plan.chunks else ()
+        return self.apply(plan, self._runner.run(plan) if plan.chunks else (), now)
+
+    def plan(self) -> StepPlan:
+        """Decide the next step without running it; whoever runs it in company ends it with ``apply``, or drops it."""
+        return self._scheduler.plan()
+
+    def apply(self, plan: StepPlan, samples: Sequence[Sample], now: float) -> Mapping[ClientId, list[EngineCoreOutput]]:
+        """Commit the plan made last and return what to tell each client."""
         return self._scheduler.apply(plan, samples, now)
 
     def flush(self) -> Mapping[ClientId, list[EngineCoreOutput]]:

@@ -5,6 +5,7 @@ builds the whole model and fills what is missing with random numbers, so its con
 That step is no stable interface of transformers: nothing else in Shoal touches it.
 """
 
+import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -47,13 +48,13 @@ class ExpertCheckpoint:
         self._path = path
         self._config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
         self._dtype = dtype or self._config.dtype or torch.float32
-        self._attention = attention
-        self._experts = experts
-        self.num_experts = _num_experts(self._skeleton(), self._config)
+        # Made once and copied: making it patches torch for the whole process, which no other thread may see.
+        self._empty = _make_empty(self._config, self._dtype, attention, experts)
+        self.num_experts = _num_experts(self._empty, self._config)
 
     def load_dense(self) -> Any:
         """Return the model with all its weights but those of the experts, which have no rows yet."""
-        model = self._skeleton()
+        model = copy.deepcopy(self._empty)
         expert_names = set(_resize_experts(model, self.num_experts, 0))
         self._fill(model, lambda name, tensor: _select(name, tensor, self._is_expert(model, name), ()))
         missing = {name for name, tensor in model.state_dict().items() if tensor.is_meta} - expert_names
@@ -75,7 +76,7 @@ class ExpertCheckpoint:
             StartupError: the checkpoint lacks some of them.
         """
         owned = sorted(expert_ids)
-        model = self._skeleton()
+        model = copy.deepcopy(self._empty)
         names = _resize_experts(model, self.num_experts, len(owned))
         if owned:
             self._fill(model, lambda name, tensor: _select(name, tensor, self._is_expert(model, name), owned))
@@ -88,27 +89,13 @@ class ExpertCheckpoint:
             tensors.setdefault(owner, {})[parameter] = tensor if owned else torch.empty_like(tensor, device="cpu")
         return tensors
 
-    def _skeleton(self) -> Any:
-        """Return the model without memory for its weights; what is computed from the configuration is real."""
-        with init_empty_weights(include_buffers=False):
-            model = AutoModelForCausalLM.from_config(
-                self._config,
-                dtype=self._dtype,
-                attn_implementation=self._attention,
-                experts_implementation=self._experts,
-                trust_remote_code=False,
-            )
-        return model.requires_grad_(requires_grad=False)
-
     def _is_expert(self, model: Any, name: str) -> bool:
         return _ONE_EXPERT.search(name) is not None or name in _fused_names(model)
 
     def _fill(self, model: Any, select: Any) -> None:
         with ExitStack() as stack:
             tensors = {
-                name: chosen
-                for name, tensor in self._open(stack)
-                if (chosen := select(name, tensor)) is not None
+                name: chosen for name, tensor in self._open(stack) if (chosen := select(name, tensor)) is not None
             }
             config = LoadStateDictConfig(
                 weight_mapping=get_model_conversion_mapping(model), dtype=self._dtype, device_map={"": "cpu"}
@@ -141,6 +128,19 @@ class ExpertCheckpoint:
             return GenerationConfig.from_model_config(self._config)
 
 
+def _make_empty(config: Any, dtype: torch.dtype, attention: str, experts: str) -> Any:
+    """Return the model without memory for its weights; what is computed from the configuration is real."""
+    with init_empty_weights(include_buffers=False):
+        model: Any = AutoModelForCausalLM.from_config(
+            config,
+            dtype=dtype,
+            attn_implementation=attention,
+            experts_implementation=experts,
+            trust_remote_code=False,
+        )
+    return model.requires_grad_(requires_grad=False)
+
+
 def find_experts(model: Any) -> dict[str, Any]:
     """Return the modules that hold a layer's experts as stacked tensors, by name, in the order of the layers."""
     return {
@@ -151,9 +151,12 @@ def find_experts(model: Any) -> dict[str, Any]:
 
 
 def _num_experts(model: Any, config: Any) -> int:
-    counts = {module.num_experts for module in find_experts(model).values()}
+    modules = find_experts(model).values()
+    counts = {module.num_experts for module in modules}
+    name = (config.architectures or [type(config).__name__])[0]
+    if any(module.has_post_expert_norm for module in modules):
+        raise StartupError(f"{name} cannot be served expert-parallel: its experts end with a norm of their own")
     if len(counts) != 1:
-        name = (config.architectures or [type(config).__name__])[0]
         raise StartupError(f"{name} cannot be served expert-parallel: its layers hold {sorted(counts) or 'no'} experts")
     return int(counts.pop())
 

@@ -13,14 +13,20 @@ _ON_CPU_BYTES = 512 * 1024 * 1024
 
 
 def allocate_cache(
-    shapes: Sequence[LayerShape], config: SchedulerConfig, max_model_len: int, device: torch.device
+    shapes: Sequence[LayerShape],
+    config: SchedulerConfig,
+    max_model_len: int,
+    device: torch.device,
+    reserved_bytes: int = 0,
 ) -> PagedKVCache:
     """Return a KV cache as large as the configuration wants; to be called when the weights are on the device.
+
+    reserved_bytes: of the free memory, what is not the cache's to share.
 
     Raises:
         StartupError: it does not hold one sequence of ``max_model_len`` tokens, or the device does not hold it.
     """
-    num_blocks = count_blocks(shapes, config, max_model_len, memory_bytes(config, device))
+    num_blocks = count_blocks(shapes, config, max_model_len, memory_bytes(config, device, reserved_bytes))
     try:
         return PagedKVCache(shapes, num_blocks, config.block_size, device)
     except RuntimeError as error:
@@ -31,14 +37,14 @@ def allocate_cache(
         ) from error
 
 
-def memory_bytes(config: SchedulerConfig, device: torch.device) -> int:
+def memory_bytes(config: SchedulerConfig, device: torch.device, reserved_bytes: int = 0) -> int:
     """Return the bytes to use: as configured, else a share of what is free on a CUDA device, or 512 MiB on a CPU."""
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
     if device.type != "cuda":
         return _ON_CPU_BYTES
     free_bytes, _ = torch.cuda.mem_get_info(device)
-    return int(free_bytes * config.kv_cache_memory_fraction)
+    return int(max(0, free_bytes - reserved_bytes) * config.kv_cache_memory_fraction)
 
 
 def count_blocks(shapes: Sequence[LayerShape], config: SchedulerConfig, max_model_len: int, memory: int) -> int:

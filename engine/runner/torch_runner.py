@@ -1,6 +1,6 @@
 """Runs planned steps on a real model: one flattened forward pass, then one draw per sampling sequence."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -22,12 +22,26 @@ from engine.runner.sampler import Sampler
 from engine.scheduler.plan import Sample, StepPlan
 from engine.wire.errors import StartupError
 
+Loading = Callable[[ModelConfig, str, OnProgress], LoadedModel]
+"""Loads the weights that belong to this process; called with the name of the attention function."""
+
 
 class TorchRunner:
     """A Hugging Face decoder behind the ``Runner`` protocol. Constructed and run from any one thread at a time."""
 
-    def __init__(self, model: ModelConfig, scheduler: SchedulerConfig, on_progress: OnProgress) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        scheduler: SchedulerConfig,
+        on_progress: OnProgress,
+        *,
+        load: Loading = load_model,
+        reserved_bytes: int = 0,
+    ) -> None:
         """Load the weights and allocate the cache.
+
+        load: by default the whole model. reserved_bytes: memory of the device that comes to be used later, and that a
+        cache sized by what is free must leave.
 
         Raises:
             StartupError: model, device, dtype, lengths and memory do not fit together; names the knob.
@@ -35,13 +49,14 @@ class TorchRunner:
         torch.set_num_threads(model.num_threads)  # of the whole process: ranks with more threads than cores collapse
         register_attention()
         self._config = model
-        loaded = _load(model, on_progress)
+        self._load = load
+        loaded = _load(load, model, on_progress)
         on_progress("measuring layers", 0.92)
         self._shapes = probe_layers(loaded)
         abilities = find_abilities(loaded)
         max_model_len = _max_model_len(loaded, model.max_model_len)
         on_progress("allocating the KV cache", 0.95)
-        cache = allocate_cache(self._shapes, scheduler, max_model_len, loaded.device)
+        cache = allocate_cache(self._shapes, scheduler, max_model_len, loaded.device, reserved_bytes)
         self._loaded: LoadedModel | None = loaded
         self._cache: PagedKVCache | None = cache
         on_progress("reading the tokenizer", 0.97)
@@ -106,7 +121,7 @@ class TorchRunner:
             StartupError: the weights can no longer be read. RuntimeError: the device has not the memory any more.
         """
         if self._loaded is None:
-            self._loaded = _load(self._config, on_progress)
+            self._loaded = _load(self._load, self._config, on_progress)
         device = self._loaded.device
         self._loaded.model.to(device)
         self._cache = PagedKVCache(self._shapes, self._limits.num_blocks, self._limits.block_size, device)
@@ -117,8 +132,8 @@ class TorchRunner:
         free_memory(self._limits.device)
 
 
-def _load(config: ModelConfig, on_progress: OnProgress) -> LoadedModel:
-    loaded = load_model(config, ATTENTION_NAME, on_progress)
+def _load(load: Loading, config: ModelConfig, on_progress: OnProgress) -> LoadedModel:
+    loaded = load(config, ATTENTION_NAME, on_progress)
     quicken_linears(loaded.model, loaded.device)
     return loaded
 

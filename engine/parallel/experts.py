@@ -1,0 +1,225 @@
+"""Shoal's experts function: what a transformers model calls in every mixture-of-experts layer instead of its own.
+
+Each rank sends the rows of its tokens, with the experts chosen for them, to every rank; each computes what its own
+experts give for all tokens; each home rank adds up the parts in the order of the members. Sizes follow from the step's
+headers, so a layer costs two exchanges and no padding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.nn.functional import linear
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from engine.model.expert_weights import ExpertTensors, find_experts
+from engine.parallel.transport import Transport
+
+EXPERTS_NAME = "shoal"
+_SEAM = "shoal_seam"
+
+
+class ExpertsStep(Protocol):
+    """What the experts function hands its work to."""
+
+    def compute(
+        self, module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Return [T, H] for hidden [T, H], the experts chosen for each token [T, k] and their weights [T, k]."""
+
+
+class ExpertsSeam:
+    """Where the experts modules of one model meet whatever computes them now. step: set before every forward pass."""
+
+    def __init__(self, step: ExpertsStep) -> None:
+        self.step = step
+
+    def attach(self, model: Any) -> None:
+        """Make the model's experts modules call ``step``."""
+        for module in find_experts(model).values():
+            setattr(module, _SEAM, self)
+
+
+def register_experts() -> None:
+    """Make ``EXPERTS_NAME`` known to transformers; idempotent."""
+    ALL_EXPERTS_FUNCTIONS.register(EXPERTS_NAME, _experts_forward)
+
+
+def _experts_forward(
+    module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    seam: ExpertsSeam = getattr(module, _SEAM)
+    return seam.step.compute(module, hidden, top_k_index, top_k_weights)
+
+
+# --- learning the order of the layers ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsCall:
+    """One call of an experts module, without its tokens: hidden, index and weights have no rows."""
+
+    module: Any
+    hidden: torch.Tensor
+    top_k_index: torch.Tensor
+    top_k_weights: torch.Tensor
+
+
+class CallRecorder:
+    """Notes which experts modules a forward pass calls, and with what. Its experts give zero."""
+
+    def __init__(self) -> None:
+        self.calls: list[ExpertsCall] = []
+
+    def compute(
+        self, module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """See ``ExpertsStep``."""
+        self.calls.append(ExpertsCall(module, hidden[:0].clone(), top_k_index[:0].clone(), top_k_weights[:0].clone()))
+        return torch.zeros_like(hidden)
+
+
+def replay(calls: Sequence[ExpertsCall], step: ExpertsStep) -> None:
+    """Take part in a step without tokens of one's own: the model cannot run without any, its experts must."""
+    for call in calls:
+        step.compute(call.module, call.hidden, call.top_k_index, call.top_k_weights)
+
+
+# --- computing --------------------------------------------------------------------------------------------------------
+
+
+class ExpertTable:
+    """Who computes an expert for a token. Made once per placement; every member makes the same decisions.
+
+    Of an expert's replicas, the one is chosen by the token's place in the step: all members see the same places.
+    """
+
+    def __init__(self, placement: Sequence[Sequence[int]], index: int, num_experts: int, device: torch.device) -> None:
+        """placement: ascending expert ids of each member. index: this member's place among them."""
+        owners: list[list[int]] = [[] for _ in range(num_experts)]
+        for member, experts in enumerate(placement):
+            for expert in experts:
+                owners[expert].append(member)
+        orphans = [expert for expert, members in enumerate(owners) if not members]
+        assert not orphans, f"experts {orphans} are placed nowhere"
+        most = max(map(len, owners))
+        padded = [(members * most)[:most] for members in owners]
+        self.num_own = len(placement[index])
+        self._index = index
+        self._owners = torch.tensor(padded, device=device)
+        self._num_copies = torch.tensor([len(members) for members in owners], device=device)
+        rows = torch.full((num_experts,), self.num_own, dtype=torch.int64)
+        rows[torch.tensor(list(placement[index]), dtype=torch.int64)] = torch.arange(self.num_own)
+        self._rows = rows.to(device)
+
+    def own_rows(self, top_k_index: torch.Tensor) -> torch.Tensor:
+        """Return [T, k]: the row of the chosen expert in this member's weights, ``num_own`` where others compute it."""
+        # What came from another rank must not index out of bounds here, whatever it is.
+        chosen = top_k_index.clamp(0, len(self._num_copies) - 1)
+        places = torch.arange(len(chosen), device=chosen.device)[:, None]
+        owner = self._owners[chosen, places % self._num_copies[chosen]]
+        return torch.where(owner == self._index, self._rows[chosen], self.num_own)
+
+
+class SharedExperts:
+    """Computes experts together with the other members of a group, for one step after another.
+
+    sizes: tokens of each member in this step, set before each. loads: [num_experts], how often this rank's own tokens
+    chose each expert, over all layers; only grows.
+    """
+
+    def __init__(self, transport: Transport, table: ExpertTable, index: int, num_experts: int) -> None:
+        self.sizes: Sequence[int] = ()
+        self.loads = torch.zeros(num_experts, dtype=torch.int64)
+        self._transport = transport
+        self._table = table
+        self._index = index
+
+    def compute(
+        self, module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """See ``ExpertsStep``; must be called by every member for the same module at the same time.
+
+        Raises:
+            GroupBrokenError: a member is gone.
+        """
+        assert len(hidden) == self.sizes[self._index], "the headers said otherwise"
+        self.loads += torch.bincount(top_k_index.flatten(), minlength=len(self.loads)).cpu()
+        num = self._transport.num_members
+        rows = _pack(hidden, top_k_index, top_k_weights).repeat(num, 1)
+        everybody = self._transport.all_to_all(rows, [len(hidden)] * num, self.sizes)
+        all_hidden, all_index, all_weights = _unpack(everybody, hidden, top_k_index, top_k_weights)
+        mine = compute_rows(module, all_hidden, self._table.own_rows(all_index), all_weights)
+        parts = self._transport.all_to_all(mine.contiguous(), self.sizes, [len(hidden)] * num)
+        return _add_up(parts.view(num, *hidden.shape))
+
+
+def install_rows(model: Any, tensors: ExpertTensors) -> None:
+    """Let a model's experts modules hold these rows: an exchange of references, nothing is copied."""
+    for name, module in find_experts(model).items():
+        for parameter, tensor in tensors[name].items():
+            getattr(module, parameter).data = tensor
+        module.num_experts = len(next(iter(tensors[name].values())))
+
+
+def compute_rows(module: Any, hidden: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return [T, H]: for each token the weighted sum of what the chosen rows of ``module`` give.
+
+    rows: [T, k], rows of the module's stacked weights; ``module.num_experts`` and above are left out.
+    """
+    total = torch.zeros_like(hidden)
+    chosen = rows.flatten()
+    order = chosen.argsort(stable=True)
+    tokens, shares = order // rows.shape[1], weights.flatten()[order, None]
+    start = 0
+    for row, count in enumerate(torch.bincount(chosen, minlength=module.num_experts).tolist()[: module.num_experts]):
+        if count:
+            pairs = slice(start, start + count)
+            given = _run_expert(module, row, hidden[tokens[pairs]]) * shares[pairs]
+            total.index_add_(0, tokens[pairs], given.to(total.dtype))
+        start += count
+    return total
+
+
+def _run_expert(module: Any, row: int, hidden: torch.Tensor) -> torch.Tensor:
+    inner = _linear(module, "gate_up_proj" if module.has_gate else "up_proj", row, hidden)
+    inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
+    return _linear(module, "down_proj", row, inner)
+
+
+def _linear(module: Any, name: str, row: int, hidden: torch.Tensor) -> torch.Tensor:
+    weight = getattr(module, name)[row]
+    product = hidden @ weight if module.is_transposed else linear(hidden, weight)
+    return product + getattr(module, f"{name}_bias")[row] if module.has_bias else product
+
+
+def _add_up(parts: torch.Tensor) -> torch.Tensor:
+    """Return the sum over the first dimension, always in the same order."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _pack(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return one row of bytes per token, so that a layer's three tensors travel in one exchange."""
+    parts = (hidden, index.to(torch.int32), weights)
+    return torch.cat([part.contiguous().view(torch.uint8).view(len(part), _width(part)) for part in parts], dim=1)
+
+
+def _unpack(
+    rows: torch.Tensor, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Undo ``_pack``; hidden, index and weights show types and widths."""
+    widths = [_width(hidden), 4 * index.shape[1], _width(weights)]
+    parts = [part.contiguous() for part in rows.split(widths, dim=1)]
+    return (
+        parts[0].view(hidden.dtype),
+        parts[1].view(torch.int32).long(),
+        parts[2].view(weights.dtype),
+    )
+
+
+def _width(tensor: torch.Tensor) -> int:
+    return int(tensor.shape[1] * tensor.dtype.itemsize)

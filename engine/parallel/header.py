@@ -1,0 +1,37 @@
+"""What each rank tells the others at the beginning of a step."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from engine.parallel.transport import Transport
+
+
+class StepHeader(NamedTuple):
+    """One rank's word on the step all are about to take.
+
+    epoch, wave, step: where it stands; joiners adopt the highest. num_tokens: rows it brings into the step.
+    has_work: it has sequences that can run, read after its inbox was drained. committed_epoch: the newest committed
+    epoch that it has seen and is ready for. paused: it has seen the pause and would rather stop (0 or 1).
+    """
+
+    epoch: int
+    wave: int
+    step: int
+    num_tokens: int
+    has_work: int
+    committed_epoch: int
+    paused: int
+
+
+def exchange_headers(transport: Transport, header: StepHeader) -> list[StepHeader]:
+    """Tell every member, and return everybody's header in the order of the members.
+
+    Raises:
+        GroupBrokenError: see ``Transport``.
+    """
+    num = transport.num_members
+    mine = torch.tensor([header] * num, dtype=torch.int64)
+    everybody: Sequence[Sequence[int]] = transport.all_to_all(mine, [1] * num, [1] * num).tolist()
+    return [StepHeader(*row) for row in everybody]

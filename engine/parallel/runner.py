@@ -1,0 +1,186 @@
+"""Runs the steps of one member of a lockstep group: its own tokens, and its experts for everybody's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from engine.config import ModelConfig, SchedulerConfig
+from engine.core.protocol import RunnerLimits
+from engine.model.description import describe
+from engine.model.expert_weights import ExpertCheckpoint, ExpertTensors
+from engine.model.loader import LoadedModel
+from engine.model.names import resolve_model
+from engine.model.placement import computes_natively, select_device, select_dtype
+from engine.model.progress import OnProgress, progress_bars_to
+from engine.model.source import load_failure
+from engine.parallel.experts import (
+    EXPERTS_NAME,
+    CallRecorder,
+    ExpertsCall,
+    ExpertsSeam,
+    SharedExperts,
+    install_rows,
+    register_experts,
+    replay,
+)
+from engine.runner.torch_runner import TorchRunner
+from engine.scheduler.plan import Sample, StepPlan
+from engine.wire.errors import StartupError
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRows:
+    """The experts of one placement on the device. expert_ids: ascending, as the rows of ``tensors``."""
+
+    expert_ids: tuple[int, ...]
+    tensors: ExpertTensors
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory they take."""
+        return sum(tensor.nbytes for module in self.tensors.values() for tensor in module.values())
+
+
+class ParallelRunner:
+    """A mixture-of-experts decoder behind the ``Runner`` protocol, with dense weights alone until ``install``.
+
+    ``load_rows`` may run in another thread while steps go on; everything else belongs to the thread that runs steps.
+    """
+
+    def __init__(self, model: ModelConfig, scheduler: SchedulerConfig, on_progress: OnProgress) -> None:
+        """Load the dense weights and allocate the cache.
+
+        Raises:
+            StartupError: see ``TorchRunner``; or the model's experts cannot be shared out.
+        """
+        register_experts()
+        recorder = CallRecorder()
+        self._seam = ExpertsSeam(recorder)
+        self._loaded: LoadedModel | None = None
+        self._runner = TorchRunner(model, scheduler, on_progress, load=self._load_dense)
+        self._calls: Sequence[ExpertsCall] = tuple(recorder.calls)  # of the one token by which layers are measured
+        disable_progress_bar()  # of the whole process: rows are loaded while it serves, and nobody watches
+        self._rows = ExpertRows((), self._checkpoint.load_experts(()))
+        self._shared: SharedExperts | None = None
+
+    @property
+    def limits(self) -> RunnerLimits:
+        """Return what the loaded model can do."""
+        return self._runner.limits
+
+    @property
+    def num_experts(self) -> int:
+        """Return the experts of each layer."""
+        return self._checkpoint.num_experts
+
+    @property
+    def rows(self) -> ExpertRows:
+        """Return the experts that are installed."""
+        return self._rows
+
+    @property
+    def device(self) -> torch.device:
+        """Return where rows travel from and to."""
+        return self._model.device
+
+    def load_rows(self, expert_ids: Sequence[int]) -> ExpertRows:
+        """Return the rows of some experts: those installed are taken from there, the others from the checkpoint.
+
+        Raises:
+            StartupError: the checkpoint cannot be read any more.
+        """
+        wanted, rows = tuple(sorted(expert_ids)), self._rows
+        if wanted == rows.expert_ids:
+            return rows
+        missing = [expert for expert in wanted if expert not in rows.expert_ids]
+        loaded = self._checkpoint.load_experts(missing)
+        return ExpertRows(
+            wanted,
+            {
+                name: {
+                    parameter: _gather(wanted, rows, loaded[name][parameter], tensor, missing)
+                    for parameter, tensor in parameters.items()
+                }
+                for name, parameters in rows.tensors.items()
+            },
+        )
+
+    def install(self, rows: ExpertRows, shared: SharedExperts) -> None:
+        """Compute these experts, in this company, from the next step on."""
+        install_rows(self._model.model, rows.tensors)
+        self._rows = rows
+        self._shared = shared
+        self._seam.step = shared
+
+    def run_shared(self, plan: StepPlan, sizes: Sequence[int]) -> Sequence[Sample]:
+        """Take part in a step; one sample per chunk with ``samples`` set, in plan order.
+
+        sizes: tokens of each member, this one's plan included; one of them at least has some.
+
+        Raises:
+            GroupBrokenError: a member is gone, or this one was told to leave.
+        """
+        assert self._shared is not None, "no group is installed"
+        self._shared.sizes = sizes
+        if plan.chunks:
+            return self._runner.run(plan)
+        with torch.inference_mode():
+            replay(self._calls, self._shared)
+        return ()
+
+    def run(self, plan: StepPlan) -> Sequence[Sample]:
+        """Run a step of a group of one."""
+        return self.run_shared(plan, [plan.num_tokens])
+
+    def close(self) -> None:
+        """Free the device; idempotent."""
+        self._loaded = None
+        self._shared = None
+        self._runner.close()
+
+    @property
+    def _model(self) -> LoadedModel:
+        assert self._loaded is not None, "the runner is closed"
+        return self._loaded
+
+    def _load_dense(self, config: ModelConfig, attention: str, on_progress: OnProgress) -> LoadedModel:
+        resolved = resolve_model(config.model, config.gguf_file)
+        if resolved.gguf_file is not None:
+            raise StartupError("expert parallelism reads safetensors, not GGUF")
+        device = select_device(config.device)
+        on_progress("reading the dense weights", 0.0)
+        try:
+            with progress_bars_to(on_progress, 0.1, 0.9):
+                self._checkpoint = ExpertCheckpoint(resolved.path, _dtype(config, device), attention, EXPERTS_NAME)
+                model = self._checkpoint.load_dense().to(device)
+        except StartupError:
+            raise
+        except Exception as error:  # the library's own, the hub's, the parser's and the device's errors
+            raise load_failure(resolved, error) from error
+        self._seam.attach(model)
+        self._loaded = LoadedModel(
+            model=model, info=describe(model.config, model.generation_config), device=device, dtype=model.dtype
+        )
+        return self._loaded
+
+
+def _dtype(config: ModelConfig, device: torch.device) -> torch.dtype | None:
+    dtype = select_dtype(config.dtype)
+    if dtype is None and not computes_natively(device, torch.bfloat16):
+        return torch.float32
+    return dtype
+
+
+def _gather(
+    wanted: Sequence[int], rows: ExpertRows, loaded: torch.Tensor, held: torch.Tensor, missing: Sequence[int]
+) -> torch.Tensor:
+    """Return [len(wanted), ...] out of what is held and what was loaded, in ascending order of the experts."""
+    gathered = held.new_empty(len(wanted), *held.shape[1:])
+    for row, expert in enumerate(wanted):
+        if expert in rows.expert_ids:
+            gathered[row] = held[rows.expert_ids.index(expert)]
+        else:
+            gathered[row] = loaded[missing.index(expert)].to(gathered.dtype)
+    return gathered

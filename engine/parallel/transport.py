@@ -1,0 +1,138 @@
+"""The one collective a lockstep group uses: a ragged all-to-all that can be left.
+
+Every exchange is an all-to-all, on purpose: when a peer dies in the middle of one, every survivor sees it within
+milliseconds, while with ring collectives distant ranks wait for the time limit.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from engine.wire.errors import EngineError
+
+_POLL = timedelta(milliseconds=20)
+_CONNECT_TIMEOUT = timedelta(seconds=60)
+_COLLECTIVE_TIMEOUT = timedelta(hours=24)
+"""None of its own: who is slow is judged by the coordinator, and whoever is told to leave leaves at the next poll."""
+
+
+class GroupBrokenError(EngineError):
+    """A peer died in a collective, or this rank was told to leave it. The step is lost; only a new epoch helps."""
+
+
+class Transport(Protocol):
+    """Moves rows between the members of one epoch, in the order of the members."""
+
+    num_members: int
+
+    def all_to_all(self, rows: torch.Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> torch.Tensor:
+        """Send the first ``send_sizes[0]`` rows to member 0, and so on; return what came, in the order of the members.
+
+        rows: [sum(send_sizes), width], contiguous. Returns [sum(receive_sizes), width].
+
+        Raises:
+            GroupBrokenError: a peer is gone, or this rank was told to leave.
+        """
+
+    def close(self) -> None:
+        """Let go of the connections; may take a while, and wakes peers that wait for this rank."""
+
+
+class TorchTransport:
+    """An all-to-all over a process group of its own, so that the default group and other epochs are untouched."""
+
+    def __init__(self, group: Any, num_members: int, must_leave: Callable[[], bool]) -> None:
+        """Wrap a process group. must_leave: asked about every 20 ms while a collective is waited for."""
+        self.num_members = num_members
+        self._group: Any | None = group
+        self._must_leave = must_leave
+
+    def all_to_all(self, rows: torch.Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> torch.Tensor:
+        """See ``Transport``."""
+        group = self._group
+        if group is None:
+            raise GroupBrokenError("the group was left")
+        received = rows.new_empty(sum(receive_sizes), *rows.shape[1:])
+        width = rows.shape[1:].numel()
+        try:
+            work = group.alltoall_base(
+                received.view(-1),
+                rows.reshape(-1),
+                [size * width for size in receive_sizes],
+                [size * width for size in send_sizes],
+            )
+            self._wait(work)
+        except RuntimeError as error:  # what torch raises for a connection that is gone
+            raise GroupBrokenError(f"a collective broke: {error}") from error
+        return received
+
+    def close(self) -> None:
+        """See ``Transport``."""
+        self._group = None
+
+    def _wait(self, work: Any) -> None:
+        while True:
+            try:
+                work.wait(_POLL)
+            except RuntimeError:
+                if work.is_completed():
+                    raise  # it did not run out of time, it broke
+                if self._must_leave():
+                    raise GroupBrokenError("told to leave a collective") from None
+            else:
+                return
+
+
+def serve_store(host: str) -> "dist.TCPStore":
+    """Return a store that peers meet in, on a port the system chose (``store.port``)."""
+    return dist.TCPStore(host, 0, None, is_master=True, wait_for_workers=False, timeout=_CONNECT_TIMEOUT)
+
+
+def form_transports(
+    store_address: tuple[str, int],
+    prefix: str,
+    index: int,
+    num_members: int,
+    device: torch.device,
+    must_leave: Callable[[], bool],
+    *,
+    host: str,
+) -> tuple[Transport, Transport]:
+    """Meet the other members and return two transports: for headers, on the CPU, and for rows on ``device``.
+
+    Both have been used once, so what is returned works. May take until every member has come.
+
+    store_address: of the store all members name. prefix: names this attempt; never used twice.
+
+    Raises:
+        GroupBrokenError: not everybody came in time, or somebody died.
+    """
+    try:
+        client = dist.TCPStore(*store_address, None, is_master=False, timeout=_CONNECT_TIMEOUT)
+        headers = _gloo(dist.PrefixStore(f"{prefix}/headers", client), index, num_members, host)
+        if device.type == "cuda":
+            rows = _nccl(dist.PrefixStore(f"{prefix}/rows", client), index, num_members)
+        else:
+            rows = _gloo(dist.PrefixStore(f"{prefix}/rows", client), index, num_members, host)
+    except (RuntimeError, ValueError) as error:
+        raise GroupBrokenError(f"the group {prefix} did not form: {error}") from error
+    transports = tuple(TorchTransport(group, num_members, must_leave) for group in (headers, rows))
+    for transport, where in zip(transports, (torch.device("cpu"), device), strict=True):
+        transport.all_to_all(torch.zeros(num_members, 1, device=where), [1] * num_members, [1] * num_members)
+    return transports[0], transports[1]
+
+
+def _gloo(store: Any, index: int, num_members: int, host: str) -> Any:
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = _COLLECTIVE_TIMEOUT
+    return dist.ProcessGroupGloo(store, index, num_members, options)
+
+
+def _nccl(store: Any, index: int, num_members: int) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = _COLLECTIVE_TIMEOUT
+    return dist.ProcessGroupNCCL(store, index, num_members, options)
