@@ -97,9 +97,8 @@ class ExpertCheckpoint:
             tensors = {
                 name: chosen for name, tensor in self._open(stack) if (chosen := select(name, tensor)) is not None
             }
-            config = LoadStateDictConfig(
-                weight_mapping=get_model_conversion_mapping(model), dtype=self._dtype, device_map={"": "cpu"}
-            )
+            mapping: Any = get_model_conversion_mapping(model)
+            config = LoadStateDictConfig(weight_mapping=mapping, dtype=self._dtype, device_map={"": "cpu"})
             info, _ = convert_and_load_state_dict_in_model(model, tensors, config)
         if info.conversion_errors:
             raise StartupError(f"{self._path}: {'; '.join(map(str, info.conversion_errors.values()))}")
@@ -114,7 +113,7 @@ class ExpertCheckpoint:
     def _files(self) -> list[str]:
         index = cached_file(self._path, _INDEX_FILE, _raise_exceptions_for_missing_entries=False)
         if index is not None:
-            files, _ = get_checkpoint_shard_files(self._path, index)
+            files, _ = get_checkpoint_shard_files(self._path, index)  # type: ignore[no-untyped-call]
             return list(files)
         single = cached_file(self._path, _SINGLE_FILE, _raise_exceptions_for_missing_entries=False)
         if single is None:
@@ -131,7 +130,7 @@ class ExpertCheckpoint:
 def _make_empty(config: Any, dtype: torch.dtype, attention: str, experts: str) -> Any:
     """Return the model without memory for its weights; what is computed from the configuration is real."""
     with init_empty_weights(include_buffers=False):
-        model: Any = AutoModelForCausalLM.from_config(
+        model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config,
             dtype=dtype,
             attn_implementation=attention,

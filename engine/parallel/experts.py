@@ -213,7 +213,7 @@ def _unpack(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Undo ``_pack``; hidden, index and weights show types and widths."""
     widths = [_width(hidden), 4 * index.shape[1], _width(weights)]
-    parts = [part.contiguous() for part in rows.split(widths, dim=1)]
+    parts = [part.contiguous() for part in torch.split(rows, widths, dim=1)]
     return (
         parts[0].view(hidden.dtype),
         parts[1].view(torch.int32).long(),

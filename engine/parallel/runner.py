@@ -61,7 +61,7 @@ class ParallelRunner:
         self._loaded: LoadedModel | None = None
         self._runner = TorchRunner(model, scheduler, on_progress, load=self._load_dense)
         self._calls: Sequence[ExpertsCall] = tuple(recorder.calls)  # of the one token by which layers are measured
-        disable_progress_bar()  # of the whole process: rows are loaded while it serves, and nobody watches
+        disable_progress_bar()  # type: ignore[no-untyped-call]  # rows are loaded while it serves, and nobody watches
         self._rows = ExpertRows((), self._checkpoint.load_experts(()))
         self._shared: SharedExperts | None = None
 
