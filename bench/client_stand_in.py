@@ -7,17 +7,17 @@ import sys
 import time
 from collections.abc import Iterator
 
-import msgspec
 import zmq
 from msgspec import Struct
 
 from engine.wire.codec import encode, line_decoder
-from engine.wire.ids import ClientId, EngineId
+from engine.wire.ids import EngineId
 from engine.wire.messages import (
     LOAD_TOPIC,
     AddRequest,
     ClientInfo,
     EngineCoreOutput,
+    EngineCoreOutputs,
     EnginePhase,
     EngineReady,
     EngineReport,
@@ -46,17 +46,6 @@ class StandInSpec(Struct, frozen=True, kw_only=True):
     state_endpoint: str
 
 
-class _Frame(Struct, array_like=True):
-    """``EngineCoreOutputs`` on the wire, with outputs that are encoded already."""
-
-    engine_id: EngineId
-    client_id: ClientId
-    out_seq: int
-    applied: int
-    report_seq: int
-    outputs: msgspec.Raw
-
-
 class _Engine:
     """One engine's line to one client. Each frame holds one token of each of its sequences, at most 128."""
 
@@ -69,8 +58,7 @@ class _Engine:
         connect(self._outputs, info.output_endpoint)
         self._decode = line_decoder().decode
         self._left: dict[int, int] = {}  # request id -> tokens to come
-        self._tokens = msgspec.Raw(b"")
-        self._num_alike = 0  # frames that can be sent before a sequence ends
+        self._next: dict[int, EngineCoreOutput] = {}  # request id -> its next output; made once, then counted on
         self._out_seq = 0
         self._report_seq = 0
         self.applied = 0
@@ -100,15 +88,9 @@ class _Engine:
             received = True
             self.applied = message.line_seq
             if isinstance(message, AddRequest):
-                self._take_back()
                 self._left[message.request_id] = message.sampling.max_tokens
+                self._next[message.request_id] = EngineCoreOutput(message.request_id, 0, 0, 0, [101])
         return received
-
-    def _take_back(self) -> None:
-        """Forget what was prepared and not sent: the next frames look different."""
-        if self._num_alike:
-            self._left = {request_id: left + self._num_alike for request_id, left in self._left.items()}
-            self._num_alike = 0
 
     def _send(self) -> bool:
         if self._pending is None:
@@ -124,27 +106,25 @@ class _Engine:
         if not self._left:
             return None
         self._out_seq += 1
-        if self._num_alike == 0:
-            self._prepare()
-        self._num_alike -= 1
-        outputs = self._tokens if self._num_alike > 0 else self._last_tokens()
-        return encode(
-            _Frame(self._engine_id, self._client_id, self._out_seq, self.applied, self._report_seq + 1, outputs)
+        ended = [request_id for request_id, left in self._left.items() if left == 1]
+        for request_id in ended:
+            self._next[request_id].finish_reason = FinishReason.LENGTH
+        frame = encode(
+            EngineCoreOutputs(
+                self._engine_id,
+                self._client_id,
+                self._out_seq,
+                self.applied,
+                self._report_seq + 1,
+                list(self._next.values()),
+            )
         )
-
-    def _prepare(self) -> None:
-        """Encode one token of each sequence, to be sent until the first of them ends."""
-        self._num_alike = min(self._left.values())
-        self._tokens = msgspec.Raw(encode([EngineCoreOutput(i, 0, 0, 7, [101]) for i in self._left]))
-        self._left = {request_id: left - self._num_alike for request_id, left in self._left.items()}
-
-    def _last_tokens(self) -> msgspec.Raw:
-        outputs = [
-            EngineCoreOutput(i, 0, 0, 7, [101], FinishReason.LENGTH if left == 0 else None)
-            for i, left in self._left.items()
-        ]
-        self._left = {request_id: left for request_id, left in self._left.items() if left > 0}
-        return msgspec.Raw(encode(outputs))
+        for request_id in ended:
+            del self._left[request_id], self._next[request_id]
+        for request_id, output in self._next.items():
+            output.first_position += 1
+            self._left[request_id] -= 1
+        return frame
 
 
 def main() -> int:

@@ -242,7 +242,7 @@ class AsyncMPClient(MPClient):
         _log.info("engine %s is ready on %s (%s)", line.engine_id, line.ready.node or "this node", line.ready.device)
         self._answers.engines_changed.set()
 
-    def _on_line_closed(self, line: EngineLine, reason: str) -> None:
+    def _on_line_closed(self, line: EngineLine, reason: str, *, restarted: bool) -> None:
         """End the client's line: with its one engine gone, nothing more will come."""
         self._answers.end(reason, line.engine_id)
 

@@ -1,50 +1,88 @@
-"""Which engine has which sequence: picks, the in-flight table and the ends. Pure but for the sender it is given."""
+"""Which engine has which sequence: picks, outputs, moves and ends. Pure but for the sender it is given."""
 
+from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
 
+from client.config import MoveConfig
 from client.engine_line import EngineLine
 from client.in_flight import InFlight, InFlightTable
+from client.moves import MoveQueue
 from client.sender import Sender
-from engine.wire.errors import OverloadedError
 from engine.wire.ids import EngineId
 from engine.wire.messages import AbortRequest, AddRequest, EngineCoreOutput, EngineCoreOutputs, FinishReason
 from lb.ledger import EngineLedger
 from lb.picker import RotatingPicker, only_rank
 
 UNKNOWN_POSITION = -1
-"""``first_position`` of an end that the client made itself: it does not count tokens."""
+"""``first_position`` of an end that the client made itself."""
+
+MAX_CRASHES = 2
+"""So many engines in a row that died before a sequence had a token of them, and it is taken for the reason."""
+
+
+class MoveReason(StrEnum):
+    """Why a sequence goes to another engine; ``moves_<reason>`` counts them. Only a death can be its own doing."""
+
+    DEATH = "death"
+    RESTART = "restart"
+    GAP = "gap"
+    REROUTE = "reroute"
+    PLANNED = "planned"
 
 
 class Dispatcher:
     """Gives every accepted sequence to one engine at a time, and exactly one end.
 
     lines: the engines there are, kept by the client; it calls ``refresh`` when one comes, goes, or changes whether it
-    takes requests. num_clients: live clients of the deployment, this one included.
+    takes requests, and ``send_waiting`` after whatever may have left a sequence without an engine or made room for one.
+    num_clients: live clients of the deployment, this one included.
 
-    Always true between two calls: the ledgers' unfinished sequences are those of the in-flight table, and each of
-    those is on a line there is. Candidates are the ledgers of lines that are neither leaving nor blocked, by rank.
+    Always true between two calls: each sequence of the in-flight table is either on a line there is, and in its ledger,
+    or in the queue of those that wait to be moved. ``output_ids`` are the tokens the consumer was given, in order and
+    without a hole: an output of another attempt, or one that begins elsewhere, is dropped.
     """
 
     def __init__(
-        self, lines: Mapping[EngineId, EngineLine], picker: RotatingPicker, sender: Sender, counts: Counter[str]
+        self,
+        lines: Mapping[EngineId, EngineLine],
+        picker: RotatingPicker,
+        sender: Sender,
+        counts: Counter[str],
+        config: MoveConfig | None = None,
     ) -> None:
         self.num_clients = 1
         self.in_flight = InFlightTable()
+        self._config = config or MoveConfig()
+        self._moves = MoveQueue(self._config)
         self._lines = lines
         self._picker = picker
         self._sender = sender
         self._counts = counts
         self._candidates: list[EngineLedger] = []
+        self._ends: list[EngineCoreOutput] = []
 
     @property
     def num_candidates(self) -> int:
         """Return how many engines take requests now."""
         return len(self._candidates)
 
+    @property
+    def num_waiting(self) -> int:
+        """Return how many sequences wait to be moved."""
+        return len(self._moves)
+
     def refresh(self) -> None:
         """Work out anew which engines take requests."""
         self._candidates = [line.ledger for line in self._by_rank() if not (line.leaving or line.blocked)]
+
+    def take_ends(self) -> list[EngineCoreOutput]:
+        """Return the terminal outputs that were made here since the last call, to be given to the consumer."""
+        ends, self._ends = self._ends, []
+        return ends
+
+    # --- what callers ask for ---------------------------------------------------------------------------------------
 
     def place(self, request: AddRequest, rank: int | None = None) -> EngineLine:
         """Pick, record, send: an answer can never come for a sequence that is not in the table.
@@ -54,67 +92,165 @@ class Dispatcher:
         Raises:
             InvalidRequestError: no such rank takes requests. OverloadedError: no engine can take it now.
         """
-        while True:
-            candidates = self._candidates if rank is None else self._only(rank)
-            line = self._lines[self._picker.pick(candidates, self.num_clients).engine_id]
-            sequence = InFlight(request, line, line.ledger.add(line.next_seq, request.cost), pinned=rank is not None)
-            self.in_flight.add(sequence)
-            if self._sender.send_add(line, request):
-                return line
+        sequence = InFlight(request, pinned=rank is not None)
+        if request.output_token_ids:
+            sequence.output_ids = array("i", request.output_token_ids)
+            sequence.num_before = len(sequence.output_ids)
+        self.in_flight.add(sequence)
+        try:
+            while True:
+                candidates = self._candidates if rank is None else self._only(rank)
+                line = self._lines[self._picker.pick(candidates, self.num_clients).engine_id]
+                if self._hand_over(sequence, line, request):
+                    return line
+        except BaseException:
             self.in_flight.remove(sequence)
-            line.ledger.withdraw(sequence.entry)
-            self.refresh()
+            raise
 
     def abort(self, request_id: int, sample_index: int | None = None) -> None:
         """Ask for the end of a request: one sample, or all of them (None).
 
-        What is unknown is a no-op, and so is asking twice: the line repeats the message until it is applied.
+        What is unknown is a no-op, and so is asking twice: the line repeats the message until it is applied. One that
+        waits to be moved ends at once.
         """
         for sequence in self.in_flight.samples(request_id):
-            request = sequence.request
-            if sequence.aborting or sample_index not in (None, request.sample_index):
+            if sequence.aborting or sample_index not in (None, sequence.request.sample_index):
                 continue
-            self._send_abort(sequence)
+            sequence.aborting = True
+            if sequence.entry is None:
+                self._end(sequence, FinishReason.ABORT)
+            else:
+                self._send_abort(sequence)
+
+    # --- what engines say -------------------------------------------------------------------------------------------
 
     def on_outputs(self, outputs: EngineCoreOutputs) -> None:
-        """Take ended sequences out of the table, before the consumer sees the batch.
+        """Note new tokens and ends before the consumer sees the batch, and take out of it what is not for it.
 
-        Tokens that end nothing cost one comparison each here; that is what keeps the client cheap per token.
+        The one loop of this room over tokens. What goes on where its last output ended costs a look-up, three
+        comparisons and an append.
         """
-        ended = [output for output in outputs.outputs if output.finish_reason is not None]
-        replaced: dict[int, EngineCoreOutput | None] = {}
-        for output in ended:
-            end = self._on_ended(output, outputs.report_seq)
-            if end is not output:
-                replaced[id(output)] = end
-        if replaced:
-            batch = (replaced.get(id(output), output) for output in outputs.outputs)
-            outputs.outputs = [output for output in batch if output is not None]
+        find = self.in_flight.by_name.get
+        dropped: set[int] = set()
+        for output in outputs.outputs:
+            sequence = find((output.request_id, output.sample_index))
+            if (
+                sequence is None
+                or output.attempt != sequence.request.attempt
+                or output.first_position != len(sequence.output_ids)
+            ):
+                dropped.add(id(output))
+                self._on_stray(outputs, sequence, output)
+                continue
+            try:
+                sequence.output_ids.extend(output.new_token_ids)
+            except OverflowError:
+                dropped.add(id(output))
+                self._on_absurd(sequence, output)
+                continue
+            if sequence.num_moved_tokens and output.new_token_ids:
+                self._catch_up(sequence)
+                sequence.num_crashes = 0
+            if output.finish_reason is not None and not self._on_ended(sequence, output, outputs.report_seq):
+                dropped.add(id(output))
+        if dropped:
+            outputs.outputs = [output for output in outputs.outputs if id(output) not in dropped]
 
-    def on_line_closed(self, line: EngineLine, reason: str) -> list[EngineCoreOutput]:
-        """Return one terminal output for every sequence that an engine which is gone still had."""
+    def on_line_closed(self, line: EngineLine, reason: str, why: MoveReason = MoveReason.DEATH) -> None:
+        """Take what an engine that is gone, or began anew, still had; it is moved, or gets its end."""
         self.refresh()
-        lost = self.in_flight.on_line(line)
-        for sequence in lost:
-            self.in_flight.remove(sequence)
-        return [_end(sequence.request, FinishReason.ERROR, reason) for sequence in lost]
+        for sequence in self.in_flight.on_line(line):
+            self._strand(sequence, why, reason)
 
-    def on_outputs_lost(self, line: EngineLine, outputs: EngineCoreOutputs, reason: str) -> list[EngineCoreOutput]:
-        """Return one terminal output for every sequence that frames lost before ``outputs`` may have spoken of.
+    def on_outputs_lost(self, line: EngineLine, outputs: EngineCoreOutputs, reason: str) -> None:
+        """Move the sequences that frames lost before ``outputs`` may have spoken of.
 
         Those the engine has not applied yet have had no output. The others are aborted there; what it still says of
-        them finds nobody.
+        them is of another attempt.
         """
-        lost = [seq for seq in self.in_flight.on_line(line) if seq.entry.line_seq <= outputs.applied]
-        for sequence in lost:
+        lost = [seq for seq in self.in_flight.on_line(line) if seq.entry and seq.entry.line_seq <= outputs.applied]
+        self._take_away(line, lost, MoveReason.GAP, outputs.report_seq, reason)
+
+    def move_from(self, line: EngineLine, reason: str) -> None:
+        """Move everything an engine has, which lives and goes on: it is to be freed without waiting for its streams."""
+        self._take_away(line, self.in_flight.on_line(line), MoveReason.PLANNED, line.ledger.report_seq + 1, reason)
+
+    # --- moving -----------------------------------------------------------------------------------------------------
+
+    def send_waiting(self) -> None:
+        """Give as many waiting sequences to engines as these take now."""
+        while self._moves:
+            step = self._moves.next(self._candidates, self.num_clients)
+            if step is None:
+                return
+            sequence, engine_id = step
+            if self._hand_over(sequence, self._lines[engine_id], sequence.resumption()):
+                self._moves.on_sent(sequence, engine_id)
+
+    def expire(self, now: float) -> None:
+        """End those that have waited too long for an engine; call it a few times a second."""
+        limit = f"no other engine took it for {self._config.timeout_s:g} s (--move-timeout)"
+        for sequence in self._moves.expire(now):
+            self._end(sequence, FinishReason.ERROR, f"{sequence.lost_by}; {limit}")
+
+    def end_waiting(self, reason: str, *, suspects_only: bool = False) -> None:
+        """End those that wait for an engine, or those of them that may have killed their last one."""
+        for sequence in list(self._moves):
+            if sequence.is_suspect or not suspects_only:
+                self._end(sequence, FinishReason.ERROR, f"{sequence.lost_by}; {reason}")
+
+    def _take_away(
+        self, line: EngineLine, sequences: Iterable[InFlight], why: MoveReason, report_seq: int, reason: str
+    ) -> None:
+        for sequence in sequences:
+            assert sequence.entry is not None, "it is on the line"
             if not sequence.aborting:
                 self._send_abort(sequence)
-            self.in_flight.remove(sequence)
-            line.ledger.finish(sequence.entry, outputs.report_seq)
-        return [_end(sequence.request, FinishReason.ERROR, reason) for sequence in lost]
+            line.ledger.finish(sequence.entry, report_seq)
+            self._strand(sequence, why, reason)
+
+    def _strand(self, sequence: InFlight, why: MoveReason, reason: str) -> None:
+        """Let a sequence whose line is done with it wait for another engine, unless this is its end."""
+        self._catch_up(sequence)
+        sequence.entry = None
+        if why is MoveReason.DEATH:
+            has_new_tokens = len(sequence.output_ids) > sequence.num_before
+            sequence.num_crashes = 0 if has_new_tokens else sequence.num_crashes + 1
+        if sequence.aborting:
+            self._end(sequence, FinishReason.ABORT)
+        elif sequence.num_crashes >= MAX_CRASHES:
+            self._counts["poison_ends"] += 1
+            self._moves.acquit()
+            self._end(sequence, FinishReason.ERROR, _POISON.format(reason))
+        else:
+            self._counts[f"moves_{why}"] += 1
+            sequence.request.attempt += 1
+            sequence.lost_by = reason
+            self._moves.push(sequence)
+
+    def _catch_up(self, sequence: InFlight) -> None:
+        if sequence.num_moved_tokens and sequence.line is not None:
+            self._moves.on_caught_up(sequence, sequence.line.engine_id)
+
+    # --- sending ----------------------------------------------------------------------------------------------------
+
+    def _hand_over(self, sequence: InFlight, line: EngineLine, message: AddRequest) -> bool:
+        """Record a sequence on a line and send it; False when the line does not take it, and nothing is recorded."""
+        sequence.line = line
+        sequence.entry = line.ledger.add(line.next_seq, message.cost)
+        sequence.num_before = len(sequence.output_ids)
+        accepted = False
+        try:
+            accepted = self._sender.send_add(line, message)
+        finally:  # also when it cannot be encoded
+            if not accepted:
+                line.ledger.withdraw(sequence.entry)
+                sequence.entry = None
+                self.refresh()
+        return accepted
 
     def _send_abort(self, sequence: InFlight) -> None:
-        sequence.aborting = True
+        assert sequence.line is not None, "it was sent"
         request = sequence.request
         message = AbortRequest(request.client_id, 0, request.request_id, request.sample_index, request.attempt)
         self._sender.send(sequence.line, message)
@@ -126,35 +262,67 @@ class Dispatcher:
     def _by_rank(self) -> list[EngineLine]:
         return [self._lines[engine_id] for engine_id in sorted(self._lines)]
 
-    def _on_ended(self, output: EngineCoreOutput, report_seq: int) -> EngineCoreOutput | None:
-        """Return what the consumer shall see in place of an end: the end, another end, or nothing."""
-        sequence = self.in_flight.get(output.request_id, output.sample_index)
-        if sequence is None or sequence.request.attempt != output.attempt:
-            self._counts["unexpected_ends"] += 1
-            return None
-        self.in_flight.remove(sequence)
-        sequence.line.ledger.finish(sequence.entry, report_seq)
-        return self._reroute(sequence) if output.finish_reason is FinishReason.REROUTE else output
+    # --- ends -------------------------------------------------------------------------------------------------------
 
-    def _reroute(self, sequence: InFlight) -> EngineCoreOutput | None:
-        """Pick again for a sequence that its engine gave back; return its end when that cannot be."""
-        self._counts["reroutes"] += 1
+    def _on_ended(self, sequence: InFlight, output: EngineCoreOutput, report_seq: int) -> bool:
+        """Take an end; False when the consumer shall not see it, because it was none."""
+        assert sequence.line is not None, "it was sent"
+        assert sequence.entry is not None, "it is on its line"
+        sequence.line.ledger.finish(sequence.entry, report_seq)
+        self._catch_up(sequence)
+        if output.finish_reason is not FinishReason.REROUTE:
+            self.in_flight.remove(sequence)
+            return True
+        self._reroute(sequence)
+        return False
+
+    def _reroute(self, sequence: InFlight) -> None:
+        """Take back a sequence from an engine that takes nothing new."""
+        assert sequence.line is not None, "it was sent"
         sequence.line.blocked = True
         self.refresh()
+        if sequence.pinned and not sequence.aborting and sequence.request.attempt == 0:
+            # Nobody has accepted it yet, and whoever names a rank is never silently given another.
+            rank = sequence.line.engine_id.rank
+            self._end(sequence, FinishReason.ERROR, f"rank {rank} takes no new requests")
+        else:
+            self._strand(sequence, MoveReason.REROUTE, f"engine {sequence.line.engine_id} takes nothing new")
+
+    def _on_stray(self, outputs: EngineCoreOutputs, sequence: InFlight | None, output: EngineCoreOutput) -> None:
+        """Drop an output that nobody waits for. A hole in the tokens of the current attempt moves the sequence."""
+        self._counts["unexpected_outputs"] += 1
+        if sequence is None or sequence.entry is None or sequence.request.attempt != output.attempt:
+            return
+        line = sequence.line
+        if (
+            line is not None
+            and line.engine_id == outputs.engine_id
+            and output.first_position > len(sequence.output_ids)
+        ):
+            self._take_away(line, [sequence], MoveReason.GAP, outputs.report_seq, "its outputs were lost on their way")
+
+    def _on_absurd(self, sequence: InFlight, output: EngineCoreOutput) -> None:
+        """End a sequence whose engine speaks of tokens that cannot be."""
+        del sequence.output_ids[output.first_position :]
+        assert sequence.line is not None, "it was sent"
+        assert sequence.entry is not None, "it is on its line"
+        self._send_abort(sequence)
+        sequence.line.ledger.finish(sequence.entry, 0)
+        self._end(sequence, FinishReason.ERROR, "its engine answered with a token that does not exist")
+
+    def _end(self, sequence: InFlight, reason: FinishReason, error: str | None = None) -> None:
+        """Give a sequence that no line has an end made here."""
+        self._catch_up(sequence)
+        self._moves.discard(sequence)
+        self.in_flight.remove(sequence)
         request = sequence.request
-        if sequence.aborting:
-            return _end(request, FinishReason.ABORT)
-        if sequence.pinned:
-            return _end(request, FinishReason.ERROR, f"rank {sequence.line.engine_id.rank} takes no new requests")
-        request.attempt += 1
-        try:
-            self.place(request)
-        except OverloadedError as error:
-            return _end(request, FinishReason.ERROR, str(error))
-        return None
+        self._ends.append(
+            EngineCoreOutput(
+                request.request_id, request.sample_index, request.attempt, UNKNOWN_POSITION, [], reason, error=error
+            )
+        )
 
 
-def _end(request: AddRequest, reason: FinishReason, error: str | None = None) -> EngineCoreOutput:
-    return EngineCoreOutput(
-        request.request_id, request.sample_index, request.attempt, UNKNOWN_POSITION, [], reason, error=error
-    )
+_POISON = (
+    "two engines in a row died before this request produced a token on them, so it is not tried again; the last one: {}"
+)

@@ -4,29 +4,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from client.config import ClientConfig
-from client.dispatcher import Dispatcher
+from client.dispatcher import Dispatcher, MoveReason
 from client.dp_async_mp_client import DPAsyncMPClient
 from client.engine_line import EngineLine
 from client.utility_calls import gather_ranks
 from client.views import make_views
 from engine.wire.errors import EngineDeadError
 from engine.wire.ids import EngineId
-from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, GroupState
+from engine.wire.messages import AddRequest, EngineCoreOutputs, GroupState
 from lb.picker import RotatingPicker
 from lb.totals import RankTotals
 from lb.views import EngineView
 
+_NO_ENGINE = EngineId(0, 0)
+
 
 class DPLBAsyncMPClient(DPAsyncMPClient):
-    """Picks an engine per sequence, calls all engines at once, and answers for engines that died.
+    """Picks an engine per sequence, calls all engines at once, and moves the sequences of engines that died.
 
-    An engine's death ends only what was in flight on it. What decides is in the dispatcher.
+    What decides is in the dispatcher. Everything that may leave a sequence without an engine, or make room for one,
+    comes by the output task, the state task or the heartbeat, and each of them lets the dispatcher send on.
     """
 
     def __init__(self, config: ClientConfig, totals: RankTotals | None = None) -> None:
         super().__init__(config, totals)
         picker = RotatingPicker(config.client_id.index)
-        self._dispatcher = Dispatcher(self._lines, picker, self._sender, self._counts)
+        self._dispatcher = Dispatcher(self._lines, picker, self._sender, self._counts, config.moves)
 
     async def add_request_async(self, request: AddRequest, data_parallel_rank: int | None = None) -> EngineId:
         """Pick an engine and send it one sequence; see the base class. Nothing in here waits."""
@@ -42,6 +45,7 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
         self._ensure_open()
         for request_id in request_ids:
             self._dispatcher.abort(request_id, sample_index)
+        self._deliver_ends()
 
     async def call_utility_async(self, method: str, *args: Any) -> dict[int, Any]:
         """Call a method of every engine; return rank -> result.
@@ -81,7 +85,11 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
 
     def statistics(self) -> dict[str, int]:
         """Return counters since the start and sizes of what is held now."""
-        held = {"in_flight": len(self._dispatcher.in_flight), "candidates": self._dispatcher.num_candidates}
+        held = {
+            "in_flight": len(self._dispatcher.in_flight),
+            "waiting_to_move": self._dispatcher.num_waiting,
+            "candidates": self._dispatcher.num_candidates,
+        }
         return {**super().statistics(), **held}
 
     def _num_ready(self) -> int:
@@ -92,25 +100,40 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
         self._dispatcher.refresh()
         super()._on_line_opened(line)
 
-    def _on_line_closed(self, line: EngineLine, reason: str) -> None:
-        """Answer for the engine: every sequence it still had gets its one terminal output."""
-        self._answer_for(line, self._dispatcher.on_line_closed(line, f"engine {line.engine_id} is gone: {reason}"))
+    def _on_line_closed(self, line: EngineLine, reason: str, *, restarted: bool) -> None:
+        """Let what the engine had go on elsewhere."""
+        gone = MoveReason.PLANNED if line.leaving else MoveReason.DEATH
+        why = MoveReason.RESTART if restarted else gone
+        self._dispatcher.on_line_closed(line, f"engine {line.engine_id}: {reason}", why)
         self._answers.engines_changed.set()
 
     def _on_output_gap(self, line: EngineLine, outputs: EngineCoreOutputs) -> None:
-        """End what the lost frames may have spoken of: tokens are missing, or an end that will not be said again."""
-        reason = f"outputs of engine {line.engine_id} were lost on their way"
-        self._answer_for(line, self._dispatcher.on_outputs_lost(line, outputs, reason))
+        """Resume what the lost frames may have spoken of: tokens are missing, or an end that will not be said again."""
+        self._dispatcher.on_outputs_lost(line, outputs, f"outputs of engine {line.engine_id} were lost on their way")
 
-    def _answer_for(self, line: EngineLine, ends: list[EngineCoreOutput]) -> None:
-        if ends:
-            self._answers.outputs.put(EngineCoreOutputs(line.engine_id, self.client_id, 0, line.applied, 0, ends))
+    def _on_arrivals(self) -> None:
+        super()._on_arrivals()
+        self._send_on()
 
     def _on_group_state(self, state: GroupState) -> None:
         super()._on_group_state(state)
         self._dispatcher.num_clients = self.num_clients
         self._dispatcher.refresh()
+        self._send_on()
 
     def _on_heartbeat(self, now: float) -> None:
         super()._on_heartbeat(now)
         self._dispatcher.refresh()
+        self._dispatcher.expire(now)
+        self._send_on()
+
+    def _send_on(self) -> None:
+        """Let waiting sequences go on where there is room, and tell the consumer of ends that no engine will tell."""
+        self._dispatcher.send_waiting()
+        self._deliver_ends()
+
+    def _deliver_ends(self) -> None:
+        ends = self._dispatcher.take_ends()
+        if ends:
+            # No engine says this; the name in front of a batch matters for the tokens in it, and there are none.
+            self._answers.outputs.put(EngineCoreOutputs(_NO_ENGINE, self.client_id, 0, 0, 0, ends))

@@ -1,63 +1,108 @@
-"""The sequences a client has sent and not seen the end of."""
+"""The sequences a client has sent and not seen the end of, and what it takes to resume each of them elsewhere."""
 
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from client.engine_line import EngineLine
 from engine.wire.messages import AddRequest
 from lb.ledger import LedgerEntry
 
 
+def _no_tokens() -> "array[int]":
+    return array("i")
+
+
 @dataclass(slots=True, eq=False)
 class InFlight:
     """One unfinished sequence.
 
-    entry: its place in the ledger of ``line``, the engine that has it. pinned: the caller chose the rank, so it is
-    never moved to another one. aborting: its end was asked for.
+    request: as the caller gave it, but for ``attempt``, which is that of the engine that has it.
+    line: the engine that has it, or had it last. entry: its place in that engine's ledger; None while it waits to be
+        moved.
+    pinned: the caller chose the rank. That decides where it is admitted; to survive, it is moved like any other.
+    output_ids: its tokens so far, over all attempts; an array, because it holds them ten times as densely as a list.
+    num_before: how many of them there were when this attempt began.
+    num_crashes: engines in a row that died before it had a token of them.
+    num_moved_tokens: tokens its engine computes anew before its next one; 0 once that has come.
+    waiting_since: when it was found waiting (monotonic seconds). lost_by: what took its last engine from it.
+    aborting: its end was asked for.
     """
 
     request: AddRequest
-    line: EngineLine
-    entry: LedgerEntry
     pinned: bool
+    line: EngineLine | None = None
+    entry: LedgerEntry | None = None
+    output_ids: "array[int]" = field(default_factory=_no_tokens)
+    num_before: int = 0
+    num_crashes: int = 0
+    num_moved_tokens: int = 0
+    waiting_since: float | None = None
+    lost_by: str = ""
     aborting: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the tokens an engine must have computed before the next one."""
+        return len(self.request.prompt_token_ids) + len(self.output_ids)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Tell whether its last engine died before it had a token of it: it may be what killed it."""
+        return self.num_crashes > 0
+
+    def resumption(self) -> AddRequest:
+        """Return what the next engine gets: it goes on behind the tokens there are.
+
+        Prompt log-probabilities came with the first token; they are not asked for again, which would also keep the
+        prompt from being taken out of the prefix cache.
+        """
+        request = self.request
+        if not self.output_ids:
+            return replace(request)
+        sampling = replace(request.sampling, num_prompt_logprobs=None)
+        return replace(request, output_token_ids=self.output_ids.tolist(), sampling=sampling)
 
 
 class InFlightTable:
-    """Unfinished sequences by request id and sample index. A sequence is in it exactly until its terminal output."""
+    """Unfinished sequences by request id and sample index. A sequence is in it exactly until its terminal output.
+
+    by_name: the same, for the one loop that looks at every output.
+    """
 
     def __init__(self) -> None:
-        self._samples: dict[int, dict[int, InFlight]] = {}
-        self._count = 0
+        self.by_name: dict[tuple[int, int], InFlight] = {}
+        self._samples: dict[int, list[InFlight]] = {}
 
     def __len__(self) -> int:
-        return self._count
+        return len(self.by_name)
 
     def add(self, sequence: InFlight) -> None:
         """Record a sequence before its ADD is sent."""
         request = sequence.request
-        samples = self._samples.setdefault(request.request_id, {})
-        assert request.sample_index not in samples, "a sequence is in flight once"
-        samples[request.sample_index] = sequence
-        self._count += 1
+        name = request.request_id, request.sample_index
+        assert name not in self.by_name, "a sequence is in flight once"
+        self.by_name[name] = sequence
+        self._samples.setdefault(request.request_id, []).append(sequence)
 
     def get(self, request_id: int, sample_index: int) -> InFlight | None:
         """Return one sequence, or None when it is not in flight."""
-        samples = self._samples.get(request_id)
-        return samples.get(sample_index) if samples else None
+        return self.by_name.get((request_id, sample_index))
 
     def remove(self, sequence: InFlight) -> None:
         """Take out a sequence that is in the table."""
         request = sequence.request
+        del self.by_name[request.request_id, request.sample_index]
         samples = self._samples[request.request_id]
-        del samples[request.sample_index]
+        samples.remove(sequence)
         if not samples:
             del self._samples[request.request_id]
-        self._count -= 1
 
     def samples(self, request_id: int) -> list[InFlight]:
         """Return the unfinished sequences of one request."""
-        return list(self._samples.get(request_id, {}).values())
+        return list(self._samples.get(request_id, ()))
 
     def on_line(self, line: EngineLine) -> list[InFlight]:
         """Return the unfinished sequences one engine has."""
-        return [seq for samples in self._samples.values() for seq in samples.values() if seq.line is line]
+        return [seq for seq in self.by_name.values() if seq.line is line and seq.entry is not None]

@@ -10,7 +10,7 @@ from typing import Any
 
 from client.answers import Answers
 from client.core_client import EngineCoreClient
-from client.core_thread import Core, CoreThread
+from client.core_thread import NO_REPORT, Core, CoreThread
 from client.dispatcher import Dispatcher
 from client.engine_line import EngineLine
 from client.handover import Handover
@@ -20,7 +20,6 @@ from client.views import make_views
 from engine.wire.ids import ClientId, EngineId, RequestIds
 from engine.wire.messages import (
     AddRequest,
-    EngineCoreOutput,
     EngineCoreOutputs,
     EngineReady,
     LineMessage,
@@ -35,6 +34,10 @@ MakeCore = Callable[[EngineId], tuple[EngineReady, Core]]
 """Loads one rank, in the thread that makes the client."""
 
 MAX_UNREAD_BATCHES = 256
+_NO_ENGINE = EngineId(0, 0)
+_MADE_HERE = 0
+"""``out_seq`` of a batch that no engine's thread handed over; theirs count from 1."""
+
 _JOIN_S = 30.0
 _LAST_MOMENT_S = 0.1
 
@@ -83,11 +86,14 @@ class InprocClient(EngineCoreClient):
         self._ensure_open()
         for request_id in request_ids:
             self._dispatcher.abort(request_id, sample_index)
+        if ends := self._dispatcher.take_ends():
+            self._answers.outputs.put(EngineCoreOutputs(_NO_ENGINE, self.client_id, _MADE_HERE, 0, NO_REPORT, ends))
 
     async def get_output_async(self) -> EngineCoreOutputs:
         """Wait for the next batch; see the base class. Batches that came before the end are handed out before it."""
         outputs = await self._answers.outputs.get()
-        self._handover.release()
+        if outputs.out_seq != _MADE_HERE:
+            self._handover.release()
         return outputs
 
     async def call_utility_async(self, method: str, *args: Any) -> dict[int, Any]:
@@ -124,6 +130,7 @@ class InprocClient(EngineCoreClient):
         held = {
             "engines": len(self._lines),
             "in_flight": len(self._dispatcher.in_flight),
+            "waiting_to_move": self._dispatcher.num_waiting,
             "unapplied_messages": sum(line.num_unapplied for line in self._lines.values()),
             "utility_calls": len(self._utility_calls),
             "queued_outputs": len(self._answers.outputs),
@@ -156,7 +163,9 @@ class InprocClient(EngineCoreClient):
         if outputs.dead is None:
             self._dispatcher.on_outputs(outputs)
         else:
-            outputs.outputs = self._close_line(line, outputs.dead)
+            self._close_line(line, outputs.dead)
+        self._dispatcher.send_waiting()
+        outputs.outputs += self._dispatcher.take_ends()
         if outputs.outputs:
             self._answers.outputs.put(outputs)
         else:
@@ -164,12 +173,19 @@ class InprocClient(EngineCoreClient):
         if not self._lines:
             self._answers.end(f"no engine is left: {outputs.dead}", outputs.engine_id)
 
-    def _close_line(self, line: EngineLine, reason: str) -> list[EngineCoreOutput]:
-        """End an engine that died; return the one terminal output of every sequence it still had."""
+    def _close_line(self, line: EngineLine, reason: str) -> None:
+        """End an engine that died; what it had goes on elsewhere, while that risks no more than it saves.
+
+        Nobody loads an engine anew here. So the last one is not given what may have killed another.
+        """
         del self._lines[line.engine_id]
         self._gone[line.engine_id] = reason
         self._utility_calls.fail_engine(line.engine_id, reason)
-        return self._dispatcher.on_line_closed(line, f"engine {line.engine_id} is gone: {reason}")
+        self._dispatcher.on_line_closed(line, f"engine {line.engine_id}: {reason}")
+        if not self._lines:
+            self._dispatcher.end_waiting("no engine is left")
+        elif len(self._lines) == 1:
+            self._dispatcher.end_waiting("it may be the reason and is not tried on the last engine", suspects_only=True)
 
 
 class _ThreadSender:

@@ -59,8 +59,11 @@ class MPClient(EngineCoreClient):
         """React to a new engine."""
 
     @abstractmethod
-    def _on_line_closed(self, line: EngineLine, reason: str) -> None:
-        """React to the end of an engine: what was in flight on it gets no answer from it."""
+    def _on_line_closed(self, line: EngineLine, reason: str, *, restarted: bool) -> None:
+        """React to the end of a line: what was in flight on it gets no answer there.
+
+        restarted: the engine lives and is about to open a new line; otherwise it is gone.
+        """
 
     @abstractmethod
     def _on_stranger_died(self, engine_id: EngineId, reason: str) -> None:
@@ -117,7 +120,8 @@ class MPClient(EngineCoreClient):
             self._refuse(engine_id, difference)
             return
         for old in [line for line in self._lines.values() if line.engine_id.rank == engine_id.rank]:
-            self._close_line(old, f"{engine_id} took its seat", forget=old.engine_id == engine_id)
+            again = old.engine_id == engine_id
+            self._close_line(old, "it began anew" if again else f"{engine_id} took its seat", forget=again)
         line = EngineLine(ready, time.monotonic())
         self._lines[engine_id] = line
         for refused in [other for other in self._refused if other.rank == engine_id.rank]:
@@ -152,7 +156,7 @@ class MPClient(EngineCoreClient):
         if not forget:
             self._remember_gone(line.engine_id, reason)
         self._utility_calls.fail_engine(line.engine_id, reason)
-        self._on_line_closed(line, reason)
+        self._on_line_closed(line, reason, restarted=forget)
 
     def _on_gone(self, engine_id: EngineId, reason: str) -> None:
         """Take the news that an engine is gone, from whomever and however often."""

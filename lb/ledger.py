@@ -77,6 +77,11 @@ class EngineLedger:
         # comes to clear it; what falls out is at worst counted once more in the first report after its return.
         self._finished: deque[LedgerEntry] = deque(maxlen=MAX_UNCOVERED_FINISHES)
 
+    @property
+    def report_seq(self) -> int:
+        """Return the number of the last report taken in; -1 before the first."""
+        return self._report_seq
+
     def add(self, line_seq: int, cost: int) -> LedgerEntry:
         """Record a sequence whose ADD is about to be sent as ``line_seq``."""
         entry = LedgerEntry(line_seq, cost)

@@ -63,9 +63,9 @@ def make_request(client: DPLBAsyncMPClient | SyncMPClient, sample_index: int = 0
     return AddRequest(client.client_id, 0, client.request_ids.draw(), sample_index, 0, 1, [1, 2], [], sampling)
 
 
-def make_output(request: AddRequest, reason: FinishReason | None = None, *tokens: int) -> EngineCoreOutput:
-    """Return an output of a request, its end when there is a reason."""
-    return EngineCoreOutput(request.request_id, request.sample_index, request.attempt, 0, list(tokens), reason)
+def make_output(request: AddRequest, reason: FinishReason | None = None, *tokens: int, at: int = 0) -> EngineCoreOutput:
+    """Return an output of a request from position ``at``, its end when there is a reason."""
+    return EngineCoreOutput(request.request_id, request.sample_index, request.attempt, at, list(tokens), reason)
 
 
 class PuppetEngine:

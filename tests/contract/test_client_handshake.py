@@ -85,19 +85,36 @@ async def test_waiting_without_a_coordinator_says_so() -> None:
         await client.aclose()
 
 
-async def test_a_new_incarnation_takes_the_seat_and_ends_what_the_old_one_had() -> None:
+async def test_a_new_incarnation_takes_the_seat_and_what_the_old_one_had() -> None:
     async with puppet_client() as (client, group, (old,)):
         request = make_request(client)
         await client.add_request_async(request)
         new = group.open_engine(rank=0, incarnation=2)
         new.say_ready()
-        (end,) = (await client.get_output_async()).outputs
-        assert (end.request_id, end.finish_reason) == (request.request_id, FinishReason.ERROR)
-        assert "0.2 took its seat" in (end.error or "")
+        moved = await new.next_message()
+        assert (moved.request_id, moved.attempt, moved.line_seq) == (request.request_id, 1, 1)
         old.say(make_output(request, FinishReason.STOP))
         await eventually(lambda: client.statistics().get("stale_outputs"))
         assert await client.add_request_async(make_request(client)) == EngineId(0, 2)
         assert [view.engine_id for view in client.engine_views()] == [EngineId(0, 2)]
+
+
+async def test_a_second_handshake_of_the_same_engine_begins_a_new_line_with_what_the_old_one_had() -> None:
+    async with puppet_client() as (client, group, (engine,)):
+        request = make_request(client)
+        await client.add_request_async(request)
+        await engine.next_message()
+        engine.say(make_output(request, None, 5))
+        await client.get_output_async()
+        engine.close()
+        again = group.open_engine()
+        again.say_ready()
+        moved = await again.next_message()
+        assert (moved.line_seq, moved.attempt, moved.output_token_ids) == (1, 1, [5])
+        again.say(make_output(request, FinishReason.STOP, 6, at=1))
+        (end,) = (await client.get_output_async()).outputs
+        assert (end.new_token_ids, end.finish_reason) == ([6], FinishReason.STOP)
+        assert client.statistics()["moves_restart"] == 1
 
 
 async def test_a_handshake_of_a_predecessor_is_stale() -> None:
@@ -109,19 +126,6 @@ async def test_a_handshake_of_a_predecessor_is_stale() -> None:
         await eventually(lambda: client.statistics().get("stale_handshakes"))
         assert await client.add_request_async(make_request(client)) == EngineId(0, 2)
         await client.aclose()
-
-
-async def test_a_second_handshake_of_the_same_engine_begins_a_new_line() -> None:
-    """The engine had dropped this client and what it ran for it; both count from 1 again."""
-    async with puppet_client() as (client, _, (engine,)):
-        lost = make_request(client)
-        await client.add_request_async(lost)
-        assert (await engine.next_message()).line_seq == 1
-        engine.say_ready()
-        (end,) = (await client.get_output_async()).outputs
-        assert (end.request_id, end.finish_reason) == (lost.request_id, FinishReason.ERROR)
-        await client.add_request_async(make_request(client))
-        assert (await engine.next_message()).line_seq == 1
 
 
 async def test_outputs_for_another_client_or_from_nobody_are_dropped() -> None:

@@ -224,7 +224,7 @@ async def test_outputs_that_nobody_takes_stay_bounded_and_flow_again() -> None:
         await client.add_request_async(request)
         await engine.next_message()
         for token in range(3000):
-            engine.say(make_output(request, None, token % 250))
+            engine.say(make_output(request, None, token % 250, at=token))
         await eventually(lambda: client.statistics().get("output_pauses"))
         held = client.statistics()
         assert held["queued_outputs"] + held["queued_arrivals"] < 1200

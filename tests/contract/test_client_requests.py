@@ -181,50 +181,6 @@ async def test_a_rerouted_request_is_answered_once_by_another_engine() -> None:
         assert client.statistics()["in_flight"] == 0
 
 
-async def test_a_confirmed_death_ends_what_the_engine_had_once_and_silence_ends_nothing() -> None:
-    async with puppet_client(2) as (client, group, _):
-        requests = [make_request(client) for _ in range(4)]
-        placed = {request.request_id: await client.add_request_async(request) for request in requests}
-        group.publish_group(Seat(E0, SeatState.ALIVE), Seat(E1, SeatState.ALIVE))
-        group.publish_loads()  # nobody reports any more
-        await eventually(lambda: client.snapshot_age_s() is not None)
-        assert client.statistics()["in_flight"] == 4
-        for _ in range(3):
-            group.publish_group(Seat(E0, SeatState.DEAD, "exit code 9"), Seat(E1, SeatState.ALIVE))
-        batch = await client.get_output_async()
-        assert {end.request_id for end in batch.outputs} == {i for i, engine in placed.items() if engine == E0}
-        assert all("exit code 9" in (end.error or "") for end in batch.outputs)
-        assert client.statistics()["in_flight"] == 2
-        assert client.statistics()["queued_outputs"] == 0
-        assert [(view.state, view.reason) for view in client.engine_views()] == [("dead", "exit code 9"), ("ready", "")]
-
-
-async def test_a_seat_that_was_removed_or_refilled_unseen_is_a_death_too() -> None:
-    async with puppet_client(2) as (client, group, _):
-        for _ in range(2):
-            await client.add_request_async(make_request(client))
-        group.publish_group(Seat(EngineId(0, 2), SeatState.STARTING))
-        errors = sorted([(await client.get_output_async()).outputs[0].error or "" for _ in range(2)])
-        assert "0.2 took its seat" in errors[0]
-        assert "removed" in errors[1]
-
-
-async def test_last_words_end_what_the_engine_had_with_its_reason() -> None:
-    async with puppet_client(2) as (client, _, (first, _)):
-        requests = [make_request(client) for _ in range(2)]
-        for request in requests:
-            await client.add_request_async(request)
-        call = asyncio.create_task(client.call_utility_async("ping"))
-        await first.next_message()
-        first.say(make_output(requests[0], None, 7), dead="illegal instruction")
-        assert (await client.get_output_async()).outputs[0].new_token_ids == [7]
-        (end,) = (await client.get_output_async()).outputs
-        assert (end.request_id, end.finish_reason) == (requests[0].request_id, FinishReason.ERROR)
-        assert "illegal instruction" in (end.error or "")
-        call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
-
-
 async def test_a_lower_generation_and_an_old_number_are_not_believed() -> None:
     async with puppet_client(1) as (client, group, _):
         group.publish_group(Seat(E0, SeatState.LEAVING), generation=2, seq=5)
@@ -244,32 +200,6 @@ async def test_missing_output_frames_are_counted() -> None:
         engine._out_seq += 3
         engine.say()
         await eventually(lambda: client.statistics().get("output_gaps") == 3)
-
-
-async def test_lost_output_frames_end_what_they_may_have_spoken_of_and_nothing_else() -> None:
-    async with puppet_client() as (client, _, (engine,)):
-        lost, untouched = make_request(client), make_request(client)
-        await client.add_request_async(lost)
-        await engine.next_message()
-        await client.add_request_async(untouched)
-        await engine.next_message()
-        engine.say(make_output(lost, None, 5), applied=1)
-        engine._out_seq += 1
-        engine.say(make_output(lost, FinishReason.STOP), applied=1)
-
-        assert [output.new_token_ids for output in (await client.get_output_async()).outputs] == [[5]]
-        (end,) = (await client.get_output_async()).outputs
-        assert (end.request_id, end.finish_reason) == (lost.request_id, FinishReason.ERROR)
-        abort = await engine.next_message()
-        assert (type(abort), abort.request_id) == (AbortRequest, lost.request_id)
-
-        engine.say(make_output(untouched, FinishReason.STOP), applied=3)
-        while not (outputs := (await client.get_output_async()).outputs):
-            pass
-        assert [(output.request_id, output.finish_reason) for output in outputs] == [
-            (untouched.request_id, FinishReason.STOP)
-        ]
-        assert client.statistics()["in_flight"] == 0
 
 
 # --- utility calls and notifications ---

@@ -1,5 +1,9 @@
 """Small messages for tests of the pure parts."""
 
+from typing import Any
+
+from msgspec.structs import replace
+
 from client.engine_line import EngineLine
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import (
@@ -28,19 +32,31 @@ def make_line(rank: int = 0, incarnation: int = 1) -> EngineLine:
     return EngineLine(make_ready(rank, incarnation), 0.0)
 
 
-def make_add(request_id: int, sample_index: int = 0) -> AddRequest:
+def make_add(request_id: int, sample_index: int = 0, num_prompt_tokens: int = 1, **sampling: Any) -> AddRequest:
     """Return a request of one sample."""
-    return AddRequest(CLIENT, 0, request_id, sample_index, 0, 1, [1], [], SamplingParams(max_tokens=4))
+    params = SamplingParams(**({"max_tokens": 4} | sampling))
+    return AddRequest(CLIENT, 0, request_id, sample_index, 0, 1, [1] * num_prompt_tokens, [], params)
 
 
-def make_end(request: AddRequest, reason: FinishReason = FinishReason.LENGTH) -> EngineCoreOutput:
-    """Return the end of a request."""
-    return EngineCoreOutput(request.request_id, request.sample_index, request.attempt, 1, [9], reason)
+def make_tokens(request: AddRequest, first_position: int, *token_ids: int) -> EngineCoreOutput:
+    """Return new tokens of a request, said by the engine that has its current attempt."""
+    name = request.request_id, request.sample_index
+    return EngineCoreOutput(*name, request.attempt, first_position, list(token_ids))
 
 
-def make_batch(line: EngineLine, *outputs: EngineCoreOutput, report_seq: int = 1) -> EngineCoreOutputs:
+def make_end(
+    request: AddRequest, reason: FinishReason = FinishReason.LENGTH, first_position: int = 0
+) -> EngineCoreOutput:
+    """Return the end of a request, without a new token."""
+    name = request.request_id, request.sample_index
+    return EngineCoreOutput(*name, request.attempt, first_position, [], reason)
+
+
+def make_batch(
+    line: EngineLine, *outputs: EngineCoreOutput, report_seq: int = 1, applied: int = 0
+) -> EngineCoreOutputs:
     """Return a batch of one engine."""
-    return EngineCoreOutputs(line.engine_id, CLIENT, 1, 0, report_seq, list(outputs))
+    return EngineCoreOutputs(line.engine_id, CLIENT, 1, applied, report_seq, list(outputs))
 
 
 class RecordingSender:
@@ -56,7 +72,7 @@ class RecordingSender:
         if line.engine_id in self.refusing:
             line.blocked = True
             return SendOutcome.FULL
-        self.sent.append((line.engine_id, message))
+        self.sent.append((line.engine_id, replace(message)))
         return SendOutcome.ACCEPTED
 
     def send_add(self, line: EngineLine, request: AddRequest) -> bool:
@@ -65,6 +81,11 @@ class RecordingSender:
         if not accepted:
             line.unstage()
         return accepted
+
+    @property
+    def added(self) -> list[tuple[EngineId, AddRequest]]:
+        """Return every ADD with the engine it went to."""
+        return [(engine_id, m) for engine_id, m in self.sent if isinstance(m, AddRequest)]
 
     @property
     def aborted(self) -> list[tuple[int, int, int]]:

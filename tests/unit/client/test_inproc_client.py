@@ -70,26 +70,28 @@ async def test_a_request_that_fails_leaves_the_others_alone() -> None:
     assert outputs[bad.request_id][-1].finish_reason is FinishReason.ERROR
 
 
-async def test_a_core_that_raises_ends_what_it_had_with_one_error_each_and_the_other_goes_on() -> None:
-    async with inproc_client(2) as client:
-        requests = [make_request(client, max_tokens=40) for _ in range(4)]
+async def test_what_a_core_that_raises_had_goes_on_on_the_others_and_the_killer_is_tried_once_more() -> None:
+    async with inproc_client(3) as client:
+        requests = [make_request(client, max_tokens=40) for _ in range(6)]
         for index, request in enumerate(requests):
-            await client.add_request_async(request, data_parallel_rank=index % 2)
+            await client.add_request_async(request, data_parallel_rank=index % 3)
         killer = make_request(client, bytes([CRASH]))
         await client.add_request_async(killer, data_parallel_rank=0)
         outputs = await finish(client, *requests, killer)
-        ends = {
-            request_id: [(o.finish_reason, o.error) for o in said if o.finish_reason is not None]
-            for request_id, said in outputs.items()
-        }
-        for index, request in enumerate([*requests, killer]):
-            ((reason, error),) = ends[request.request_id]
-            assert reason is (FinishReason.LENGTH if index % 2 else FinishReason.ERROR)
-            assert ("engine 0.1 is gone" in str(error)) == (index % 2 == 0)
-        assert [view.state for view in client.engine_views()] == ["dead", "ready"]
-        assert await client.call_utility_async("echo", 1) == {1: 1}
+        for request in requests:
+            said = outputs[request.request_id]
+            assert [o.finish_reason for o in said if o.finish_reason is not None] == [FinishReason.LENGTH]
+            tokens = [token for o in said for token in o.new_token_ids]
+            assert tokens == [token for o in outputs[requests[2].request_id] for token in o.new_token_ids]
+        (end,) = outputs[killer.request_id]
+        assert end.finish_reason is FinishReason.ERROR
+        assert "two engines in a row died" in str(end.error)
+        assert "SimulatedCrashError" in str(end.error)
+        assert sorted(view.state for view in client.engine_views()) == ["dead", "dead", "ready"]
+        (survivor,) = [view.engine_id for view in client.engine_views() if view.state == "ready"]
+        assert await client.call_utility_async("echo", 1) == {survivor.rank: 1}
         after = make_request(client)
-        assert await client.add_request_async(after) == EngineId(1, 1)
+        assert await client.add_request_async(after) == survivor
 
 
 async def test_when_no_engine_is_left_every_call_says_so_after_the_last_outputs() -> None:

@@ -175,7 +175,8 @@ def test_progress_is_shown_on_standard_error_or_not_at_all(llm: LLM, capsys: pyt
 def test_an_engine_that_dies_takes_only_its_own_prompts_and_the_last_one_closes_the_llm() -> None:
     with make_llm(data_parallel_size=2) as llm:
         (dead,) = generate(llm, [[CRASH]], data_parallel_rank=0)
-        assert "engine 0.1 is gone" in str(dead.error)
+        assert "engine 0.1: SimulatedCrashError" in str(dead.error)
+        assert "not tried on the last engine" in str(dead.error)
         assert [output.error for output in generate(llm, ["a"] * 6)] == [None] * 6
         generate(llm, [[CRASH]])
         with pytest.raises(EngineDeadError, match=r"engine 0\.1: .*engine 1\.1: "):

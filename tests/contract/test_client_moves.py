@@ -1,0 +1,116 @@
+"""Sequences that lose their engine, or outputs of it, against engines that do what the test tells them."""
+
+import asyncio
+
+import pytest
+
+from engine.wire.errors import OverloadedError
+from engine.wire.ids import EngineId
+from engine.wire.messages import AbortRequest, FinishReason, Seat, SeatState
+from tests.contract.puppets import eventually, make_output, make_request, puppet_client
+
+E0, E1 = EngineId(0, 1), EngineId(1, 1)
+
+
+async def test_a_confirmed_death_moves_what_the_engine_had_once_and_silence_moves_nothing() -> None:
+    async with puppet_client(2) as (client, group, (first, second)):
+        requests = [make_request(client) for _ in range(4)]
+        placed = {request.request_id: await client.add_request_async(request) for request in requests}
+        for engine in (first, second, first, second):
+            await engine.next_message()
+        group.publish_group(Seat(E0, SeatState.ALIVE), Seat(E1, SeatState.ALIVE))
+        group.publish_loads()  # nobody reports any more
+        await eventually(lambda: client.snapshot_age_s() is not None)
+        assert [view.num_in_flight for view in client.engine_views()] == [2, 2]
+        for _ in range(3):
+            group.publish_group(Seat(E0, SeatState.DEAD, "exit code 9"), Seat(E1, SeatState.ALIVE))
+        moved = [await second.next_message()]  # one at a time: either may have killed its engine
+        second.say(make_output(next(r for r in requests if r.request_id == moved[0].request_id), None, 5))
+        moved.append(await second.next_message())
+        assert {m.request_id for m in moved} == {i for i, engine in placed.items() if engine == E0}
+        assert [m.attempt for m in moved] == [1, 1]
+        assert (client.statistics()["in_flight"], client.statistics()["moves_death"]) == (4, 2)
+        assert [(view.state, view.reason) for view in client.engine_views()] == [("dead", "exit code 9"), ("ready", "")]
+
+
+async def test_a_seat_that_was_removed_or_refilled_unseen_is_a_death_too() -> None:
+    async with puppet_client(2) as (client, group, _):
+        for _ in range(2):
+            await client.add_request_async(make_request(client))
+        group.publish_group(Seat(EngineId(0, 2), SeatState.STARTING))
+        await eventually(lambda: client.statistics()["waiting_to_move"] == 2)
+        reborn = group.open_engine(0, incarnation=2)
+        reborn.say_ready()
+        await reborn.next_message()
+        assert client.statistics()["waiting_to_move"] == 1
+
+
+async def test_last_words_move_what_the_engine_had_behind_its_last_token() -> None:
+    async with puppet_client(2) as (client, _, (first, second)):
+        requests = [make_request(client) for _ in range(2)]
+        for request in requests:
+            await client.add_request_async(request)
+        call = asyncio.create_task(client.call_utility_async("ping"))
+        await first.next_message()
+        await second.next_message()
+        await second.next_message()
+        first.say(make_output(requests[0], None, 7), dead="illegal instruction")
+        assert (await client.get_output_async()).outputs[0].new_token_ids == [7]
+        moved = await second.next_message()
+        assert (moved.request_id, moved.output_token_ids, moved.attempt) == (requests[0].request_id, [7], 1)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+
+
+async def test_a_stream_that_two_deaths_hit_before_a_token_ends_with_an_error_that_names_the_last() -> None:
+    async with puppet_client(3) as (client, _, engines):
+        request = make_request(client)
+        await client.add_request_async(request)
+        for engine in engines[:2]:
+            await engine.next_message()
+            engine.say(dead="illegal instruction")
+        (end,) = (await client.get_output_async()).outputs
+        assert end.finish_reason is FinishReason.ERROR
+        assert "two engines in a row died" in (end.error or "")
+        assert "engine 1.1: illegal instruction" in (end.error or "")
+        assert client.statistics()["poison_ends"] == 1
+
+
+async def test_one_that_no_engine_takes_waits_and_an_abort_ends_it_at_once() -> None:
+    async with puppet_client() as (client, _, (engine,)):
+        request = make_request(client)
+        await client.add_request_async(request)
+        engine.say(dead="illegal instruction")
+        await eventually(lambda: client.statistics()["waiting_to_move"] == 1)
+        with pytest.raises(OverloadedError):
+            await client.add_request_async(make_request(client))
+        await client.abort_requests_async([request.request_id])
+        (end,) = (await client.get_output_async()).outputs
+        assert (end.request_id, end.finish_reason) == (request.request_id, FinishReason.ABORT)
+
+
+async def test_lost_output_frames_resume_what_they_may_have_spoken_of_and_nothing_else() -> None:
+    async with puppet_client() as (client, _, (engine,)):
+        lost, untouched = make_request(client), make_request(client)
+        await client.add_request_async(lost)
+        await engine.next_message()
+        await client.add_request_async(untouched)
+        await engine.next_message()
+        engine.say(make_output(lost, None, 5), applied=1)
+        engine._out_seq += 1
+        engine.say(make_output(lost, FinishReason.STOP, at=2), applied=1)
+
+        assert [output.new_token_ids for output in (await client.get_output_async()).outputs] == [[5]]
+        abort = await engine.next_message()
+        assert (type(abort), abort.request_id, abort.attempt) == (AbortRequest, lost.request_id, 0)
+        resumed = await engine.next_message()
+        assert (resumed.request_id, resumed.attempt, resumed.output_token_ids) == (lost.request_id, 1, [5])
+
+        engine.say(make_output(untouched, FinishReason.STOP), make_output(lost, FinishReason.STOP, 6, at=1))
+        outputs = (await client.get_output_async()).outputs
+        assert [(o.request_id, o.new_token_ids, o.finish_reason) for o in outputs] == [
+            (untouched.request_id, [], FinishReason.STOP),
+            (lost.request_id, [6], FinishReason.STOP),
+        ]
+        statistics = client.statistics()
+        assert (statistics["in_flight"], statistics["moves_gap"], statistics["unexpected_outputs"]) == (0, 1, 1)
