@@ -208,6 +208,34 @@ class EnginePhase(IntEnum):
     STOPPING = 4
 
 
+class Membership(Struct, array_like=True, frozen=True):
+    """Members of the group at one epoch, in the order of their ranks.
+
+    expert_placement: ascending expert ids of each member; empty for independent ranks.
+    store_address: ``host:port`` where the members of a lockstep group meet to connect; one of theirs.
+    """
+
+    epoch: int
+    members: list[EngineId]
+    expert_placement: list[list[int]] = []
+    store_address: str = ""
+
+
+class MemberStatus(Struct, array_like=True, frozen=True):
+    """What a rank of a lockstep group says beside every engine's report.
+
+    num_experts: experts of each layer. store_address: where peers can meet (``host:port``).
+    membership: the newest committed one it has seen. failed_epoch: the newest proposal that it could not prepare.
+    expert_loads: how often its own tokens chose each expert, over all layers; only grows.
+    """
+
+    num_experts: int
+    store_address: str
+    membership: Membership
+    failed_epoch: int = 0
+    expert_loads: list[int] = []
+
+
 class EngineReport(Struct, array_like=True, frozen=True, tag=1):
     """Whole state of one engine, numbered; the newest wins and loss or repetition needs no other rule.
 
@@ -216,6 +244,7 @@ class EngineReport(Struct, array_like=True, frozen=True, tag=1):
     settings_seq: number of the newest ``ClusterSettings`` that are in force here; a pause is in force once no step will
         run any more.
     is_sleeping: weights and cache are off the device.
+    member: what only a rank of a lockstep group has to say; None for an independent one.
     """
 
     engine_id: EngineId
@@ -237,6 +266,7 @@ class EngineReport(Struct, array_like=True, frozen=True, tag=1):
     progress: float = 0.0
     settings_seq: int = 0
     is_sleeping: bool = False
+    member: MemberStatus | None = None
 
 
 class ClientInfo(Struct, array_like=True, frozen=True):
@@ -335,14 +365,6 @@ Report = EngineReport | ClientReport | SupervisorReport
 
 
 # --- coordinator -> everybody: the state line (section 3) -----------------------------------------------------------
-
-
-class Membership(Struct, array_like=True, frozen=True):
-    """Members of the group at one epoch. ``expert_placement`` is empty for groups of independent ranks."""
-
-    epoch: int
-    members: list[EngineId]
-    expert_placement: list[list[int]] = []
 
 
 class GroupState(Struct, array_like=True, frozen=True, tag=1):

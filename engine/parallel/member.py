@@ -1,0 +1,155 @@
+"""What one rank of a lockstep group decides: when it steps, when it rests, and which group it steps in.
+
+Pure: states of the coordinator and results of exchanges in, decisions out. Control is state, not events: a state may be
+lost, repeated or late, and the newest one says everything again. What two ranks must agree on they agree on in the
+exchange at the beginning of a step, where all see the same; a rank alone decides nothing but to rest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from engine.parallel.header import StepHeader
+from engine.wire.ids import EngineId
+from engine.wire.messages import GroupState, Membership
+
+
+class Stance(Enum):
+    """Where a rank stands. OUTSIDE: in no group, before it joins or after it left. PARKED: its group broke."""
+
+    OUTSIDE = "outside"
+    IDLE = "idle"
+    RUNNING = "running"
+    PARKED = "parked"
+
+
+@dataclass(frozen=True, slots=True)
+class StepVerdict:
+    """What an exchange decided for its step. runs: somebody has tokens, so all take part in every layer.
+
+    switches: it is the last step of this group; the standby group, if this rank is in it, takes over behind it.
+    """
+
+    runs: bool
+    switches: bool
+
+
+class Member:
+    """One rank's part in waves and epochs.
+
+    Only a raised ``wave_started`` moves it from IDLE to RUNNING, only consensus in the exchange moves it back: other
+    readings of the same words trap the group within a few events.
+
+    epoch: of the group it steps in; 0 outside. ready_epoch: the newest epoch whose group it has prepared.
+    wave, step: where it stands; joiners adopt the highest. committed: the newest committed membership it has seen.
+    max_epoch_seen: no epoch up to here may be used for another attempt.
+    """
+
+    def __init__(self, engine_id: EngineId) -> None:
+        self._engine_id = engine_id
+        self._newest = (-1, -1)
+        self._wave_seen = 0
+        self._proposal: Membership | None = None
+        self._is_direct = False
+        self.stance = Stance.OUTSIDE
+        self.epoch = 0
+        self.ready_epoch = 0
+        self.max_epoch_seen = 0
+        self.wave = 0
+        self.step = 0
+        self.committed = Membership(0, [])
+
+    # --- what comes in ----------------------------------------------------------------------------------------------
+
+    def on_state(self, state: GroupState) -> None:
+        """Take in the coordinator's state; older and repeated ones change nothing."""
+        number = (state.generation, state.seq)
+        if number <= self._newest:
+            return
+        self._newest = number
+        self._proposal = state.proposal
+        self._is_direct = state.direct
+        self._wave_seen = max(self._wave_seen, state.wave_started)
+        if state.committed.epoch > self.committed.epoch:
+            self.committed = state.committed
+        proposed = state.proposal.epoch if state.proposal is not None else 0
+        self.max_epoch_seen = max(self.max_epoch_seen, self.committed.epoch, proposed)
+        if self.must_leave:
+            self.on_broken()
+        self._wake()
+
+    def on_prepared(self, epoch: int) -> None:
+        """Note that the group of an epoch is ready to take over."""
+        self.ready_epoch = max(self.ready_epoch, epoch)
+
+    def on_broken(self) -> None:
+        """Park: the group's exchange broke, or a direct proposal calls. What was under way is to be discarded."""
+        if self.stance is not Stance.OUTSIDE:
+            self.stance = Stance.PARKED
+
+    def on_exchange(self, headers: Sequence[StepHeader]) -> StepVerdict:
+        """Take in everybody's headers, this rank's own included, and decide what all decide."""
+        assert self.stance is Stance.RUNNING, "only a running rank exchanges"
+        self.wave = max(header.wave for header in headers)
+        self.step = max(header.step for header in headers) + 1
+        switches = min(header.committed_epoch for header in headers) > self.epoch
+        rests = not any(header.has_work for header in headers) or all(header.paused for header in headers)
+        if rests and not switches:
+            self.stance = Stance.IDLE
+            self._wake()  # it may have seen the next wave already, and then goes straight on
+        return StepVerdict(runs=any(header.num_tokens for header in headers), switches=switches)
+
+    def on_switched(self) -> None:
+        """Step in the newest committed group from now on, or in none when this rank is not in it."""
+        if self._engine_id in self.committed.members:
+            assert self.ready_epoch == self.committed.epoch, "a group is committed when all are ready"
+            self.epoch = self.committed.epoch
+            self.wave = max(self.wave, self._wave_seen)
+            self.stance = Stance.RUNNING
+        else:
+            self.epoch = 0
+            self.stance = Stance.OUTSIDE
+
+    # --- what follows from it ---------------------------------------------------------------------------------------
+
+    @property
+    def must_leave(self) -> bool:
+        """Tell whether a direct proposal calls this rank out of the group it is in, out of a collective even."""
+        proposal = self._proposal
+        return (
+            self._is_direct
+            and proposal is not None
+            and proposal.epoch > self.epoch
+            and self.stance in (Stance.IDLE, Stance.RUNNING)
+        )
+
+    @property
+    def to_prepare(self) -> Membership | None:
+        """Return the group to prepare now, beside the one that steps; None when nothing is wanted, or it is ready."""
+        proposal = self._proposal
+        if proposal is None or self._engine_id not in proposal.members or proposal.epoch <= self.ready_epoch:
+            return None
+        return proposal
+
+    @property
+    def may_install(self) -> bool:
+        """Tell whether the committed group is to be stepped in at once, because this rank steps in none."""
+        return (
+            self.stance in (Stance.OUTSIDE, Stance.PARKED)
+            and self._engine_id in self.committed.members
+            and self.committed.epoch > self.epoch
+            and self.ready_epoch == self.committed.epoch
+        )
+
+    def header(self, num_tokens: int, *, has_work: bool, paused: bool) -> StepHeader:
+        """Return this rank's word on the step it is about to take."""
+        is_ready = self._engine_id not in self.committed.members or self.ready_epoch == self.committed.epoch
+        committed_epoch = self.committed.epoch if is_ready else self.epoch
+        return StepHeader(
+            self.epoch, self.wave, self.step, num_tokens, int(has_work), max(self.epoch, committed_epoch), int(paused)
+        )
+
+    def _wake(self) -> None:
+        if self.stance is Stance.IDLE and self._wave_seen > self.wave:
+            self.wave = self._wave_seen
+            self.stance = Stance.RUNNING

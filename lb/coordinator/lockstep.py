@@ -1,0 +1,188 @@
+"""Who is in the lockstep group, and how it gets from one membership to the next. Pure: reports and seats in.
+
+An epoch number names one attempt and is never used again. Two ways lead from one committed membership to the next:
+
+planned: everybody lives. Old and new members prepare while they serve; when all are ready the new membership is
+    committed, and the members switch together at the end of a step.
+direct: a member died, or a member's group broke. The live members leave whatever they are in, prepare, and start anew
+    when it is committed. Replacements join afterwards, by the planned way.
+"""
+
+from collections.abc import Mapping
+
+from engine.wire.ids import EngineId
+from engine.wire.messages import EnginePhase, EngineReport, Membership, Seat, SeatState
+from lb.placement import place_experts
+from lb.waves import Waves
+
+_LOADED = (EnginePhase.IDLE, EnginePhase.RUNNING, EnginePhase.PARKED)
+
+
+class LockstepGroup:
+    """Decides memberships and waves. ``update`` is to be called whenever a report or the seats changed.
+
+    committed: the membership in force. proposal: the one that is being prepared, if any. direct: the way it takes.
+    """
+
+    def __init__(self, min_size: int = 1, num_redundant_experts: int = 0) -> None:
+        """min_size: below so many members nothing is committed. num_redundant_experts: replicas in the group."""
+        self.committed = Membership(0, [])
+        self.proposal: Membership | None = None
+        self.direct = False
+        self.waves = Waves()
+        self._min_size = min_size
+        self._num_redundant = num_redundant_experts
+        self._max_epoch = 0
+        self._reports: Mapping[int, EngineReport] = {}
+        self._seats: Mapping[int, Seat] = {}
+        self._loads: list[float] | None = None
+
+    @property
+    def is_observed(self) -> bool:
+        """Tell whether every live member steps in the committed group, and nobody has a proposal still to see."""
+        epoch = self.proposal.epoch if self.proposal is not None else self.committed.epoch
+        live = [report for member in self._everybody() if (report := self._live_report(member)) is not None]
+        return self._is_settled() and all(report.max_epoch_seen >= epoch for report in live)
+
+    def update(self, reports: Mapping[int, EngineReport], seats: Mapping[int, Seat]) -> bool:
+        """Look at everybody's newest report and at the seats; True when something is to be published.
+
+        reports: by rank. seats: by rank, as the supervisor reported them; empty before it was heard.
+        """
+        self._reports, self._seats = reports, seats
+        before = (self.committed, self.proposal, self.direct, self.waves.started)
+        self._learn()
+        if not self._heal() and not self._commit():
+            self._plan()
+        members = [report for member in self.committed.members if (report := self._live_report(member)) is not None]
+        self.waves.update(members)
+        return before != (self.committed, self.proposal, self.direct, self.waves.started)
+
+    def rebalance(self, loads: list[float]) -> None:
+        """Place experts anew, by the tokens each was chosen for, with the next ``update``."""
+        self._loads = loads
+
+    # --- what others know already -----------------------------------------------------------------------------------
+
+    def _learn(self) -> None:
+        """Go on from what the members have seen: a coordinator that starts knows nothing else."""
+        for report in self._reports.values():
+            self._max_epoch = max(self._max_epoch, report.max_epoch_seen)
+            if report.member is not None and report.member.membership.epoch > self.committed.epoch:
+                self.committed = report.member.membership
+        self._max_epoch = max(self._max_epoch, self.committed.epoch)
+
+    # --- the direct way ---------------------------------------------------------------------------------------------
+
+    def _heal(self) -> bool:
+        """Propose the live members of the committed group when it is broken; True while there is nothing else to do."""
+        if self.direct and self.proposal is not None:
+            void = [m for m in self.proposal.members if self._live_report(m) is None or self._has_failed(m)]
+        else:
+            void = [member for member in self.committed.members if self._is_broken(member)]
+        if not void:
+            return False
+        live = [member for member in self.committed.members if self._live_report(member) is not None]
+        if len(live) < self._min_size or not live:
+            self.proposal, self.direct = None, False  # the group parks until there are more
+            return True
+        self._propose(live, direct=True)
+        return True
+
+    def _is_broken(self, member: EngineId) -> bool:
+        """Tell whether a member is dead, or parked with nothing to step in next."""
+        report = self._live_report(member)
+        if report is None:
+            return True
+        steps_in_it_next = report.epoch < self.committed.epoch == report.ready_epoch
+        return report.phase is EnginePhase.PARKED and not steps_in_it_next
+
+    # --- both ways --------------------------------------------------------------------------------------------------
+
+    def _commit(self) -> bool:
+        """Put the proposal in force when everybody it concerns is ready; True while one is being prepared."""
+        proposal = self.proposal
+        if proposal is None:
+            return False
+        reports = [self._live_report(member) for member in proposal.members]
+        if not self.direct and (None in reports or any(map(self._has_failed, proposal.members))):
+            self.proposal = None
+            return False
+        if all(report is not None and report.ready_epoch == proposal.epoch for report in reports):
+            self.committed, self.proposal, self.direct = proposal, None, False
+            self.waves.start_next(report for report in self._reports.values())
+        return True
+
+    def _propose(self, members: list[EngineId], *, direct: bool) -> None:
+        self._max_epoch += 1
+        first = self._reports[members[0].rank].member
+        assert first is not None, "only members of a lockstep group are proposed"
+        placement = place_experts(
+            first.num_experts,
+            [self._held(member) for member in members],
+            min(self._num_redundant, first.num_experts * (len(members) - 1)),
+            self._loads,
+        )
+        self._loads = None
+        self.proposal = Membership(self._max_epoch, members, placement, first.store_address)
+        self.direct = direct
+
+    # --- the planned way --------------------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        """Propose what the seats want when it is not in force, once the last change has settled."""
+        wanted = self._wanted()
+        if len(wanted) < self._min_size or not self._is_settled():
+            return
+        if wanted != self.committed.members or self._loads is not None:
+            self._propose(wanted, direct=False)
+
+    def _wanted(self) -> list[EngineId]:
+        """Return the engines that shall be members: loaded, and in a seat that is to stay.
+
+        The first group waits for every seat, so that it need not be re-formed for each engine that comes.
+        """
+        seats = [seat for seat in self._seats.values() if seat.state in (SeatState.STARTING, SeatState.ALIVE)]
+        loaded = [
+            seat.engine_id
+            for seat in seats
+            if (report := self._live_report(seat.engine_id)) is not None and report.phase in _LOADED
+        ]
+        if self.committed.epoch == 0 and len(loaded) < len(seats):
+            return []
+        return sorted(loaded)
+
+    def _is_settled(self) -> bool:
+        """Tell whether every live member steps in the committed group."""
+        members = [report for member in self.committed.members if (report := self._live_report(member)) is not None]
+        return all(report.epoch == self.committed.epoch for report in members)
+
+    # --- who lives --------------------------------------------------------------------------------------------------
+
+    def _everybody(self) -> set[EngineId]:
+        return {*self.committed.members, *(self.proposal.members if self.proposal is not None else ())}
+
+    def _live_report(self, engine_id: EngineId) -> EngineReport | None:
+        """Return an engine's newest report, or None when it is dead: confirmed, replaced, or without a seat."""
+        report = self._reports.get(engine_id.rank)
+        if report is None or report.engine_id != engine_id or report.member is None:
+            return None
+        if report.phase is EnginePhase.STOPPING:
+            return None
+        seat = self._seats.get(engine_id.rank)
+        if seat is None:
+            return report if not self._seats else None
+        is_dead = seat.engine_id != engine_id or seat.state is SeatState.DEAD
+        return None if is_dead else report
+
+    def _has_failed(self, member: EngineId) -> bool:
+        """Tell whether a member could not prepare the proposal."""
+        assert self.proposal is not None
+        report = self._live_report(member)
+        status = report.member if report is not None else None
+        return status is not None and status.failed_epoch == self.proposal.epoch
+
+    def _held(self, member: EngineId) -> list[int]:
+        if member not in self.committed.members:
+            return []
+        return list(self.committed.expert_placement[self.committed.members.index(member)])
