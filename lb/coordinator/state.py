@@ -23,6 +23,9 @@ from lb.coordinator.watch import SERVING, EngineWatch
 
 MAX_SEATS = 4096
 
+MAX_EPOCH = 2**62
+"""Far above all that a deployment counts to, and what is counted on from it still fits a message."""
+
 
 class CoordinatorState:
     """Keeps everybody's newest report and derives the group from them.
@@ -103,6 +106,9 @@ class CoordinatorState:
         engine_id = report.engine_id
         if not self._has_room(engine_id) or not self._is_listed(engine_id):
             self.dropped["engine report from nobody"] += 1
+            return
+        if report.max_epoch_seen > MAX_EPOCH:
+            self.dropped["impossible engine report"] += 1
             return
         known = self._reports.get(engine_id.rank)
         if known is not None and _order(report) <= _order(known):

@@ -82,10 +82,13 @@ class PuppetEngine:
         self._decode = line_decoder().decode
         self._out_seq = 0
 
+    def ready(self) -> EngineReady:
+        """Return what it says of itself."""
+        return EngineReady(self.engine_id, BUILD_ID, CONFIG_HASH, 1000, 256, 10_000, 8, "cpu", "none", "here", 1)
+
     def say_ready(self, **changes: Any) -> None:
         """Shake hands."""
-        ready = EngineReady(self.engine_id, BUILD_ID, CONFIG_HASH, 1000, 256, 10_000, 8, "cpu", "none", "here", 1)
-        self.line.send(encode(replace(ready, **changes)))
+        self.line.send(encode(replace(self.ready(), **changes)))
 
     async def next_message(self) -> Any:
         """Return the next message of the line."""
@@ -169,12 +172,17 @@ class Puppets:
         topics = {await eventually(self._receive_subscription) for _ in range(2)}
         assert topics == {b"\x01" + GROUP_TOPIC, b"\x01" + LOAD_TOPIC}
 
-    def publish_group(self, *seats: Seat, generation: int = 1, seq: int | None = None, **changes: Any) -> None:
+    def publish_group(self, *seats: Seat, seq: int | None = None, **changes: Any) -> None:
         """Publish a GroupState with these seats."""
         self._seq += 1
+        group = self.group_state(*seats, seq=self._seq if seq is None else seq, **changes)
+        self.states.send_multipart([GROUP_TOPIC, encode(group)])
+
+    def group_state(self, *seats: Seat, **changes: Any) -> GroupState:
+        """Return a GroupState with these seats."""
         group = GroupState(
-            generation=generation,
-            seq=self._seq if seq is None else seq,
+            generation=1,
+            seq=1,
             committed=Membership(1, list(self.engines)),
             proposal=None,
             direct=False,
@@ -184,7 +192,7 @@ class Puppets:
             clients=[self.info],
             seats=list(seats),
         )
-        self.states.send_multipart([GROUP_TOPIC, encode(replace(group, **changes))])
+        return replace(group, **changes)
 
     def publish_loads(self, *reports: EngineReport, generation: int = 1) -> None:
         """Publish a LoadSnapshot."""

@@ -1,5 +1,6 @@
 """Who is let in: handshakes, incarnations, refusals, and bytes of strangers."""
 
+import asyncio
 import random
 import re
 
@@ -18,8 +19,10 @@ from engine.wire.messages import (
     EngineReport,
     FinishReason,
     Load,
+    LoadSnapshot,
     Seat,
     SeatState,
+    UtilityOutput,
 )
 from engine.wire.sockets import connect, make_socket
 from tests.contract.puppets import (
@@ -32,6 +35,7 @@ from tests.contract.puppets import (
     puppet_client,
     puppets,
 )
+from tests.unit.wire.mutations import mutations
 
 
 async def test_a_client_says_who_it_is_and_where_it_listens_and_repeats_it() -> None:
@@ -158,13 +162,36 @@ async def test_any_bytes_on_any_socket_are_survived() -> None:
         await eventually(lambda: client.statistics().get("malformed_states") == 1000)
 
 
-async def _still_serves(client: DPLBAsyncMPClient, group: Puppets) -> None:
+async def test_messages_with_odd_values_on_any_socket_are_survived() -> None:
+    """They decode, some of them, and say what no peer of ours would say; a group state of theirs may even count."""
+    async with puppet_client() as (client, group, (engine,)):
+        requests = [make_request(client) for _ in range(3)]
+        for request in requests:
+            await client.add_request_async(request)
+            await engine.next_message()
+        outputs = [make_output(request, None, 5) for request in requests]
+        said = EngineCoreOutputs(engine.engine_id, client.client_id, 1, 3, 1, outputs, UtilityOutput(1, {"x": [1]}))
+        odd_outputs = mutations([encode(said)], seed=3)
+        odd_handshakes = mutations([encode(engine.ready())], seed=4)
+        odd_reports = mutations([encode(LoadSnapshot(1, 1, [group.engine_report(engine.engine_id, 1, 1)]))], seed=5)
+        odd_groups = mutations([encode(group.group_state(Seat(engine.engine_id, SeatState.ALIVE)))], seed=6)
+        for _ in range(1500):
+            engine.outputs.send(next(odd_outputs))
+            engine.line.send(next(odd_handshakes))
+            group.states.send_multipart([LOAD_TOPIC, next(odd_reports)])
+            group.states.send_multipart([GROUP_TOPIC, next(odd_groups)])
+            await asyncio.sleep(0)
+        group.publish_group(Seat(EngineId(3, 1), SeatState.ALIVE), generation=2**64 - 1, seq=2**64 - 1)
+        await _still_serves(client, group, num_engines=1)
+
+
+async def _still_serves(client: DPLBAsyncMPClient, group: Puppets, num_engines: int = 2) -> None:
     engine = group.open_engine(rank=3)
     engine.say_ready()
-    await client.wait_ready(10, num_engines=2)
+    await client.wait_ready(10, num_engines)
     request = make_request(client)
     await client.add_request_async(request, data_parallel_rank=3)
     await engine.next_message()
     engine.say(make_output(request, FinishReason.LENGTH, 1))
-    (output,) = (await client.get_output_async()).outputs
-    assert output.request_id == request.request_id
+    while request.request_id not in {output.request_id for output in (await client.get_output_async()).outputs}:
+        pass
