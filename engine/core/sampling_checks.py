@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from engine.core.protocol import RunnerLimits
 from engine.wire.sampling import MAX_LOGPROBS, SamplingParams
 
+_MAX_SCORE = 1e6
+_SCORE_LIMIT = " of at most a million either way"
+
 
 def sampling_fault(sampling: SamplingParams, limits: RunnerLimits) -> str | None:
     """Return one sentence about the first parameter that is out of its range or beyond this engine, or None."""
@@ -38,14 +41,19 @@ def _filter_fault(sampling: SamplingParams) -> str | None:
 
 def _penalty_fault(sampling: SamplingParams) -> str | None:
     for name, penalty in (("presence", sampling.presence_penalty), ("frequency", sampling.frequency_penalty)):
-        if not math.isfinite(penalty):
-            return f"{name}_penalty is {penalty}; it must be a number"
+        if not _is_score(penalty):
+            return f"{name}_penalty is {penalty}; it must be a number{_SCORE_LIMIT}"
     repetition = sampling.repetition_penalty
     if not (math.isfinite(repetition) and repetition > 0):
         return f"repetition_penalty is {repetition}; it must be a number above 0"
-    if not all(map(math.isfinite, sampling.logit_bias.values())):
-        return "logit_bias holds a value that is no number"
+    if not all(map(_is_score, sampling.logit_bias.values())):
+        return f"logit_bias holds a value that is no number{_SCORE_LIMIT}"
     return None
+
+
+def _is_score(value: float) -> bool:
+    """Tell whether a value can be added to scores, also many times, without leaving their number format."""
+    return abs(value) <= _MAX_SCORE
 
 
 def _vocabulary_fault(sampling: SamplingParams, vocab_size: int) -> str | None:

@@ -12,13 +12,21 @@ def find_fault(request: AddRequest, limits: RunnerLimits, max_len: int) -> str |
     max_len: prompt + output tokens of one sequence at most; the smaller of the model's limit and the KV pool's.
     """
     return (
-        _prompt_fault(request, limits, max_len)
+        _sample_fault(request.sample_index)
+        or _prompt_fault(request, limits, max_len)
         or _vocabulary_fault(request.prompt_token_ids, "prompt", limits.vocab_size)
         or _vocabulary_fault(request.output_token_ids, "output", limits.vocab_size)
         or sampling_fault(request.sampling, limits)
         or _embeds_fault(request, limits)
         or _pooling_fault(request, limits)
     )
+
+
+def _sample_fault(sample_index: int) -> str | None:
+    """Each sample has randomness of its own, which counts in 32 bits."""
+    if 0 <= sample_index < 1 << 32:
+        return None
+    return f"sample_index is {sample_index}; it must be between 0 and {(1 << 32) - 1}"
 
 
 def _prompt_fault(request: AddRequest, limits: RunnerLimits, max_len: int) -> str | None:

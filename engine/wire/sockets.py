@@ -23,6 +23,9 @@ Frames = list[Buffer]
 
 HIGH_WATER_MARK = 10_000
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+MAX_INBOUND_BYTES: dict[int, int] = {zmq.ROUTER: 1024 * 1024, zmq.XPUB: 4096}
+"""Where only handshakes and subscriptions come in; ZeroMQ hangs up on a peer that announces more."""
+
 MAX_IPC_PATH = 100
 
 _BINDING_TYPES = frozenset({zmq.ROUTER, zmq.PULL, zmq.XPUB})
@@ -92,7 +95,7 @@ def make_socket(
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.SNDHWM, high_water_mark)
     socket.set(zmq.RCVHWM, high_water_mark)
-    socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.set(zmq.MAXMSGSIZE, MAX_INBOUND_BYTES.get(socket_type, MAX_MESSAGE_BYTES))
     socket.set(zmq.TCP_KEEPALIVE, 1)
     if socket_type == zmq.ROUTER:
         socket.set(zmq.ROUTER_MANDATORY, 1)

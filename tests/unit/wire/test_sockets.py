@@ -9,6 +9,7 @@ import zmq
 from engine.wire.errors import AddressError
 from engine.wire.ids import EngineId
 from engine.wire.sockets import (
+    MAX_INBOUND_BYTES,
     MAX_IPC_PATH,
     MAX_MESSAGE_BYTES,
     SendOutcome,
@@ -85,7 +86,7 @@ def test_every_socket_is_bounded_and_does_not_linger(make: Sockets, kind: int) -
     socket = make(kind, high_water_mark=7)
     assert socket.get(zmq.LINGER) == 0
     assert (socket.get(zmq.SNDHWM), socket.get(zmq.RCVHWM)) == (7, 7)
-    assert socket.get(zmq.MAXMSGSIZE) == MAX_MESSAGE_BYTES
+    assert socket.get(zmq.MAXMSGSIZE) == MAX_INBOUND_BYTES.get(kind, MAX_MESSAGE_BYTES)
 
 
 def test_a_send_to_an_unknown_engine_is_not_connected(make: Sockets) -> None:

@@ -1,0 +1,163 @@
+"""A flood on every port of a deployment whose lines are plain TCP: what serves goes on, what is dropped is counted."""
+
+import contextlib
+import itertools
+import random
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import httpx
+import psutil
+import pytest
+import zmq
+
+from engine.wire.codec import encode
+from engine.wire.ids import ClientId, EngineId
+from engine.wire.messages import (
+    GROUP_TOPIC,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EnginePhase,
+    EngineReady,
+    EngineReport,
+    FinishReason,
+    Load,
+)
+from engine.wire.sockets import connect, make_socket
+from tests.integration.serving import Deployment, chat, deployment, eventually, ranks_of
+from tests.unit.wire.mutations import mutations
+
+PLAIN_TCP = ("--engine", "sim", "--executor", "local", "--data-parallel-size", "2", "--sim-step-ms", "2")
+LINES = ("--advertise-host", "127.0.0.1", "--wire-security", "none")
+NUM_CONNECTIONS = 1000
+NUM_MESSAGES = 1000
+BIG_FRAME = bytes(50_000_000)
+
+NOBODY = EngineId(77, 1)
+STRANGE_MESSAGES = [
+    encode(EngineReady(NOBODY, "0.1", "cafe", 9, 9, 9, 9, "cpu", "none", "n", 1)),
+    encode(EngineCoreOutputs(NOBODY, ClientId(9, 9), 1, 1, 1, [EngineCoreOutput(1, 0, 0, 0, [1], FinishReason.STOP)])),
+    encode(EngineReport(NOBODY, 1, 0, 0, 0, 0, EnginePhase.IDLE, 0, False, {}, Load())),
+]
+
+Send = Callable[[list[bytes]], object]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Deployment]:
+    with deployment(*PLAIN_TCP, *LINES) as served:
+        served.wait_ready()
+        yield served
+
+
+class Traffic:
+    """Chats one after the other in a thread, for as long as the block lasts; each must be answered in full."""
+
+    def __init__(self, url: str) -> None:
+        self.num_answered = 0
+        self.failure: Exception | None = None
+        self._url = url
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Traffic":
+        self._thread.start()
+        eventually(lambda: self.num_answered)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        before = self.num_answered
+        eventually(lambda: self.failure or self.num_answered > before)
+        self._stop.set()
+        self._thread.join()
+        if self.failure is not None:
+            raise self.failure
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                assert chat(self._url, max_tokens=20) == "length"
+                self.num_answered += 1
+        except (AssertionError, httpx.HTTPError) as error:
+            self.failure = error
+
+
+def line_ports(served: Deployment, url: str) -> list[int]:
+    listening = [c for process in served.processes() for c in process.net_connections("tcp") if c.status == "LISTEN"]
+    return sorted({c.laddr.port for c in listening} - {int(url.rpartition(":")[2])})
+
+
+def pids(served: Deployment) -> set[int]:
+    return {process.pid for process in served.processes()}
+
+
+def knock_often(port: int, rng: random.Random) -> None:
+    """Hold many connections open at once, each of which has said something that is no greeting."""
+    greetings = [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" + bytes(8) + b"\x7f", rng.randbytes(64), b"\x16\x03\x01\x02"]
+    with contextlib.ExitStack() as connections:
+        for number in range(NUM_CONNECTIONS):
+            connection = connections.enter_context(socket.create_connection(("127.0.0.1", port)))
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(greetings[number % len(greetings)])
+
+
+def speak_strangely(port: int, rng: random.Random) -> None:
+    """Say everything to a port that a peer of some kind could: which kind answers there is not known outside."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    dealer = make_socket(context, zmq.DEALER, identity=rng.randbytes(9))
+    impostor = make_socket(context, zmq.DEALER, identity=NOBODY.to_identity())
+    push = make_socket(context, zmq.PUSH)
+    subscriber = make_socket(context, zmq.XSUB, topics=[GROUP_TOPIC])
+    frames = mutations(STRANGE_MESSAGES, seed=rng.randrange(1000))
+    for peer in (dealer, impostor, push, subscriber):
+        connect(peer, f"tcp://127.0.0.1:{port}")
+        for message in _messages(frames, rng):
+            with contextlib.suppress(zmq.Again):  # nobody of the other kind is there
+                peer.send_multipart(message, zmq.NOBLOCK)
+    context.destroy(linger=200)
+
+
+def _messages(frames: Iterator[bytes], rng: random.Random) -> Iterator[list[bytes]]:
+    yield from ([b""], [b"", b"", b""], [BIG_FRAME], *([frame] for frame in STRANGE_MESSAGES))
+    for frame in itertools.islice(frames, NUM_MESSAGES):
+        yield [frame] * rng.choice((1, 1, 1, 2, 3))
+
+
+def test_a_flood_on_every_line_is_survived_counted_and_logged_once_per_peer_and_kind(served: Deployment) -> None:
+    url, rng = served.wait_ready(), random.Random(8)
+    before, ports = pids(served), line_ports(served, url)
+    assert len(ports) == 4
+    with Traffic(url) as traffic:
+        for port in ports:
+            speak_strangely(port, rng)
+            knock_often(port, rng)
+        eventually(lambda: len(_dropped(url)) >= 3)
+    assert traffic.num_answered > 5
+    assert pids(served) == before, "every process is the one it was"
+    assert {rank["state"] for rank in ranks_of(url).values()} == {"ready"}
+    assert sum(_dropped(url).values()) > NUM_MESSAGES
+    lines = Counter(line.partition("dropped ")[2].partition(":")[0] for line in served.stderr.splitlines())
+    del lines[""]
+    assert set(lines.values()) == {1}, "one line per peer and kind"
+    assert all(_resident(pid) < 600 * 1024 * 1024 for pid in before)
+
+
+def _dropped(url: str) -> dict[str, int]:
+    statistics = httpx.get(f"{url}/v1/cluster").json()["statistics"]
+    kinds = ("malformed_handshakes", "malformed_outputs", "misdirected_outputs", "stale_outputs")
+    return {kind: statistics[kind] for kind in kinds if statistics.get(kind)}
+
+
+def _resident(pid: int) -> int:
+    return int(psutil.Process(pid).memory_info().rss)
+
+
+def test_a_flood_on_the_http_port_keeps_nobody_out(served: Deployment) -> None:
+    url = served.wait_ready()
+    before = pids(served)
+    with Traffic(url) as traffic:
+        knock_often(int(url.rpartition(":")[2]), random.Random(9))
+    assert traffic.num_answered > 1
+    assert pids(served) == before
