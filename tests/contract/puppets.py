@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from client.config import ClientConfig
 from client.dplb_async_mp_client import DPLBAsyncMPClient
+from client.mp_client import MPClient
 from client.sync_mp_client import SyncMPClient
 from engine.wire.codec import encode, line_decoder, report_decoder
 from engine.wire.ids import ClientId, EngineId
@@ -57,7 +58,7 @@ async def eventually(look: Callable[[], T | None]) -> T:
         await asyncio.sleep(0.002)
 
 
-def make_request(client: DPLBAsyncMPClient | SyncMPClient, sample_index: int = 0) -> AddRequest:
+def make_request(client: MPClient | SyncMPClient, sample_index: int = 0) -> AddRequest:
     """Return a request of one sample, as the facade builds it."""
     sampling = SamplingParams(max_tokens=8)
     return AddRequest(client.client_id, 0, client.request_ids.draw(), sample_index, 0, 1, [1, 2], [], sampling)
@@ -115,6 +116,13 @@ class PuppetEngine:
         """Close both sockets."""
         self.line.close()
         self.outputs.close()
+
+    def receive_frames(self) -> list[bytes] | None:
+        """Return the frames of the next message of the line as they came, if there is one."""
+        try:
+            return self.line.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
 
     def _receive(self) -> LineMessage | None:
         try:

@@ -2,9 +2,10 @@
 
 import asyncio
 import gc
+import random
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -12,8 +13,10 @@ import uvloop
 
 from client.async_mp_client import AsyncMPClient
 from client.dplb_async_mp_client import DPLBAsyncMPClient
+from engine.wire.codec import line_decoder
 from engine.wire.errors import AddressError, EngineDeadError
-from engine.wire.messages import FinishReason
+from engine.wire.messages import AddRequest, EngineCoreOutputs, FinishReason
+from engine.wire.tensors import Tensor
 from tests.contract.puppets import Puppets, eventually, make_output, make_request, puppet_client, puppets
 
 
@@ -211,11 +214,47 @@ async def test_a_hook_that_raises_ends_the_line_with_its_reason() -> None:
         engine = group.open_engine()
         engine.say_ready()
         await client.wait_ready(10)
-        request = make_request(client)  # type: ignore[arg-type]
+        request = make_request(client)
         engine.say(make_output(request, None, 1))
         with pytest.raises(EngineDeadError, match="a bug in the hook"):
             await client.get_output_async()
         await client.aclose()
+
+
+async def test_the_hook_of_the_class_sees_each_batch_before_its_consumer_and_may_change_it() -> None:
+    class Watching(AsyncMPClient):
+        seen: ClassVar[list[int]] = []
+
+        def process_engine_outputs(self, outputs: EngineCoreOutputs) -> None:
+            self.seen.extend(output.request_id for output in outputs.outputs)
+            outputs.outputs = outputs.outputs[:1]
+
+    async with puppets() as group:
+        client = Watching(group.config)
+        client.process_engine_outputs = None  # type: ignore[method-assign,assignment]  # the class's alone is asked
+        engine = group.open_engine()
+        engine.say_ready()
+        await client.wait_ready(10)
+        requests = [make_request(client) for _ in range(2)]
+        engine.say(*(make_output(request, None, 1) for request in requests))
+        (kept,) = (await client.get_output_async()).outputs
+        assert kept.request_id == requests[0].request_id
+        assert Watching.seen == [request.request_id for request in requests]
+        await client.aclose()
+
+
+async def test_the_memory_of_a_tensor_is_held_until_it_has_left_whole() -> None:
+    async with puppet_client() as (client, _, (engine,)):
+        request = make_request(client)
+        numbers = random.Random(1).randbytes(8 * 1024 * 1024)
+        request.prompt_embeds = Tensor("uint8", (len(numbers),), numbers)
+        await client.add_request_async(request)
+        assert client.statistics()["pending_messages"] == 1
+        frames = await eventually(engine.receive_frames)
+        received = line_decoder().decode_frames(frames)
+        assert isinstance(received, AddRequest)
+        assert received.prompt_embeds == request.prompt_embeds
+        await eventually(lambda: client.statistics()["pending_messages"] == 0)
 
 
 async def test_outputs_that_nobody_takes_stay_bounded_and_flow_again() -> None:
