@@ -133,7 +133,7 @@ def test_outputs_that_nobody_takes_stay_bounded_and_flow_again(client: SyncMPCli
     client.add_request(request)
     eventually(engine._receive)
     for token in range(3000):
-        engine.say(make_output(request, None, token % 250))
+        engine.say(make_output(request, None, token % 250, at=token))
     eventually(lambda: client.statistics().get("output_pauses"))
     held = client.statistics()
     assert held["unread_batches"] <= MAX_UNREAD_BATCHES
