@@ -3,6 +3,7 @@
 import logging
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from client.arrivals import Death
@@ -29,7 +30,7 @@ class DPAsyncMPClient(AsyncMPClient):
     current_wave: number of the running period of a lockstep group; 0 for independent ranks.
     lb_engines: the engines of the committed membership, in the order of their ranks.
     num_clients: live clients of the deployment, this one included.
-    settings: the newest that the operator wants.
+    settings: the newest that the operator wants. on_settings: told when they change; must not raise.
     eep_scaling_cache: the last notification of each engine about an elastic change.
 
     A GroupState or LoadSnapshot counts when its (generation, seq) is above the last one's, so loss, repetition and a
@@ -43,6 +44,7 @@ class DPAsyncMPClient(AsyncMPClient):
         self.lb_engines: list[EngineId] = []
         self.num_clients = 1
         self.settings = ClusterSettings()
+        self.on_settings: Callable[[ClusterSettings], None] | None = None
         self.eep_scaling_cache: dict[EngineId, Any] = {}
         self._seats: dict[int, Seat] = {}
         self._dismissed: frozenset[EngineId] = frozenset()
@@ -102,6 +104,8 @@ class DPAsyncMPClient(AsyncMPClient):
         self.num_clients = max(1, len(state.clients))
         if state.settings.seq > self.settings.seq:  # a coordinator that has just restarted may not know them yet
             self.settings = state.settings
+            if self.on_settings is not None:
+                self.on_settings(state.settings)
         self._seats = {seat.engine_id.rank: seat for seat in state.seats}
         self._dismissed = frozenset(state.dismissed)
         for engine_id, reason in self._deaths():

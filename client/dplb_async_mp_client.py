@@ -54,13 +54,21 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
             UtilityError: it failed on some ranks; holds their reasons and the others' results.
             EngineDeadError: no engine is there.
         """
+        return await self.call_ranks_async(method, args)
+
+    async def call_ranks_async(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        timeout_s: float | None = None,
+    ) -> dict[int, Any]:
+        """Call a method of every engine as ``call_utility_async`` does, and wait so long at most for each answer."""
         self._ensure_open()
         lines = [self._lines[engine_id] for engine_id in sorted(self._lines)]
         if not lines:
             raise EngineDeadError("no engine is there to call")
-        return await gather_ranks(
-            method, {line.engine_id.rank: self._call_engine(line, method, args) for line in lines}
-        )
+        calls = {line.engine_id.rank: self._call_engine(line, method, args) for line in lines}
+        return await gather_ranks(method, calls, timeout_s)
 
     async def collective_rpc_async(
         self,

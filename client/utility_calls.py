@@ -8,6 +8,9 @@ from engine.wire.errors import EngineDeadError, UtilityError
 from engine.wire.ids import EngineId
 from engine.wire.messages import UtilityOutput
 
+NO_ANSWER = "no answer within"
+"""How the reason of a rank begins that did not answer in time."""
+
 
 class _Call(NamedTuple):
     engine_id: EngineId
@@ -73,22 +76,30 @@ class UtilityCalls:
                 call.future.set_exception(EngineDeadError(reason, call.engine_id))
 
 
-async def gather_ranks(method: str, calls: "Mapping[int, asyncio.Future[Any]]") -> dict[int, Any]:
+async def gather_ranks(
+    method: str, calls: "Mapping[int, asyncio.Future[Any]]", timeout_s: float | None = None
+) -> dict[int, Any]:
     """Wait for one call per rank; return rank -> result.
+
+    timeout_s: a rank that has not answered by then has failed; None waits for its answer or its death.
 
     Raises:
         UtilityError: it failed on some ranks; holds their reasons and the others' results.
     """
-    answers = await asyncio.gather(*calls.values(), return_exceptions=True)
+    try:
+        if calls:
+            await asyncio.wait(calls.values(), timeout=timeout_s)
+    finally:
+        late = {rank for rank, call in calls.items() if call.cancel()}
     results: dict[int, Any] = {}
     failures: dict[int, str] = {}
-    for rank, answer in zip(calls, answers, strict=True):
-        if isinstance(answer, UtilityError):
-            failures[rank] = answer.failures[rank]
-        elif isinstance(answer, BaseException):
-            failures[rank] = str(answer) or repr(answer)
+    for rank, call in calls.items():
+        if rank in late:
+            failures[rank] = f"{NO_ANSWER} {timeout_s:g} s"
+        elif (error := call.exception()) is None:
+            results[rank] = call.result()
         else:
-            results[rank] = answer
+            failures[rank] = error.failures[rank] if isinstance(error, UtilityError) else str(error) or repr(error)
     if failures:
         raise UtilityError(method, failures, results)
     return results

@@ -10,7 +10,7 @@ from engine.config import EngineSpec
 from engine.wire.curve import WireSecurity
 from engine.wire.errors import StartupError
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import EngineReport, GroupState
+from engine.wire.messages import ClusterSettings, EngineReport, GroupState
 from orchestrator.coordinator_keeper import BoundEndpoints
 from orchestrator.group_line import GroupLine
 from orchestrator.launch.host import EngineExit, EngineHandle, EngineHost
@@ -85,6 +85,11 @@ class EngineGroup:
     def on_client_gone(self, client_id: ClientId) -> None:
         """Publish that a client's process has ended, so that the engines free what it had in flight."""
         self.seats.gone_clients[client_id.index] = client_id
+        self._publish()
+
+    def publish_settings(self, settings: ClusterSettings) -> None:
+        """Publish what the operator wants."""
+        self.seats.settings = settings
         self._publish()
 
     async def stop(self, hurry: "asyncio.Future[Any]") -> list[str]:

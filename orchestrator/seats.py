@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import EnginePhase, EngineReport, Seat, SeatState, SupervisorReport, Suspect
+from engine.wire.messages import ClusterSettings, EnginePhase, EngineReport, Seat, SeatState, SupervisorReport, Suspect
 from orchestrator.launch.host import EngineExit
 from orchestrator.restarts import RestartRule, Restarts
 
@@ -94,12 +94,14 @@ class SeatTable:
     """All seats of the deployment, by rank; each holds one engine at a time.
 
     refills: whether the seats of engines that end are filled again; not while the deployment starts, where an end is an
-    error of the start. gone_clients: by index, the newest client whose process has ended.
+    error of the start. gone_clients: by index, the newest client whose process has ended. settings: what the operator
+    wants; published with the seats.
     """
 
     def __init__(self, engine_ids: Sequence[EngineId], rule: RestartRule) -> None:
         self.refills = False
         self.gone_clients: dict[int, ClientId] = {}
+        self.settings = ClusterSettings()
         self._seats = {engine_id.rank: SeatStatus(engine_id, SeatHistory(Restarts(rule))) for engine_id in engine_ids}
 
     def __iter__(self) -> Iterator[SeatStatus]:
@@ -192,6 +194,7 @@ class SeatTable:
             seats=[_to_wire(seat) for seat in seats],
             dismissed=[seat.engine_id for seat in seats if seat.dismissed],
             gone_clients=list(self.gone_clients.values()),
+            settings=self.settings,
         )
 
 

@@ -8,6 +8,7 @@ from engine.model.names import ResolvedModel
 from engine.wire.build import build_id, config_hash
 from engine.wire.curve import WireSecurity
 from engine.wire.ids import ClientId, EngineId
+from engine.wire.messages import ClusterSettings
 from orchestrator.api.config import ApiSpec
 from orchestrator.config import ServeConfig
 from orchestrator.coordinator_keeper import BoundEndpoints
@@ -15,6 +16,8 @@ from orchestrator.endpoints import Endpoints
 from orchestrator.listen import Listener
 
 SIM_MODEL_NAME = "sim"
+
+_AT_REST = ClusterSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,13 @@ def served_model_name(config: ServeConfig, model: ResolvedModel | None) -> str:
     return config.served_model_name or (model.display_name if model is not None else config.model or SIM_MODEL_NAME)
 
 
-def engine_spec(engine_id: EngineId, engine: EngineConfig, wiring: Wiring, log_level: str) -> EngineSpec:
+def engine_spec(
+    engine_id: EngineId,
+    engine: EngineConfig,
+    wiring: Wiring,
+    log_level: str,
+    settings: ClusterSettings = _AT_REST,
+) -> EngineSpec:
     """Return the spec of one rank; its host fills in the node."""
     return EngineSpec(
         engine_id=engine_id,
@@ -44,6 +53,7 @@ def engine_spec(engine_id: EngineId, engine: EngineConfig, wiring: Wiring, log_l
         build_id=build_id(),
         config_hash=config_hash(engine),
         log_level=log_level,
+        settings=settings,
         security=wiring.security.for_connecting() if wiring.security is not None else None,
     )
 
@@ -56,6 +66,7 @@ def api_spec(
     model: ResolvedModel | None,
     tokenizer_dir: str | None,
     client_id: ClientId,
+    control_endpoint: str | None = None,
 ) -> ApiSpec:
     """Return the spec of one life of an API process; the deadline of the start is the supervisor's to keep."""
     request_bind, output_bind = wiring.chosen.of_client(client_id)
@@ -82,4 +93,6 @@ def api_spec(
         start_timeout_s=config.start_timeout,
         max_pending_requests=config.max_pending_requests,
         log_level=config.log_level,
+        control_endpoint=control_endpoint,
+        serve_config=config.model_dump(mode="json"),
     )

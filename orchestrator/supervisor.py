@@ -8,10 +8,13 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.wire.errors import EngineError, ShoalError, StartupError
+from engine.wire.ids import ClientId
+from engine.wire.sockets import ipc_endpoint
 from lb.config import CoordinatorSpec
 from orchestrator.api_seat import ApiSeat
 from orchestrator.banner import print_banner
 from orchestrator.config import ServeConfig
+from orchestrator.control.cluster import ClusterControl
 from orchestrator.coordinator_keeper import CoordinatorKeeper
 from orchestrator.endpoints import Endpoints, choose_endpoints, choose_security
 from orchestrator.engine_config import engine_config
@@ -46,6 +49,7 @@ class Supervisor:
         self._premises = premises
         self._host = host
         self._engines: EngineGroup | None = None
+        self._control: ClusterControl | None = None
         self._doing = "preparing"
         self._is_serving = False
         self._is_stopping = False
@@ -125,18 +129,31 @@ class Supervisor:
         self._engines = engines
         self._stops.append(engines.stop)
         engines.connect(wiring.coordinator, wiring.security)
-        await engines.start(lambda engine_id: engine_spec(engine_id, engine, wiring, self._config.log_level))
+        control = self._control = self._start_control(engines)
+        level = self._config.log_level
+        await engines.start(lambda engine_id: engine_spec(engine_id, engine, wiring, level, control.settings))
         return engines
 
+    def _start_control(self, engines: EngineGroup) -> ClusterControl:
+        control = ClusterControl(
+            ipc_endpoint(self._premises.run_dir.path, "control"),
+            lambda: [seat.engine_id.rank for seat in engines.seats],
+            engines.publish_settings,
+            self._config.log_level,
+        )
+        self._stops.append(control.stop)
+        return control
+
     async def _start_api(self, engine: EngineConfig, wiring: Wiring, tokenizer_dir: str | None) -> None:
-        assert self._engines is not None
+        assert self._control is not None
         config, listener, model = self._config, self._premises.listener, self._premises.model
+        endpoint = self._control.endpoint
         seat = ApiSeat(
             0,
-            lambda client_id: api_spec(config, engine, wiring, listener, model, tokenizer_dir, client_id),
+            lambda client_id: api_spec(config, engine, wiring, listener, model, tokenizer_dir, client_id, endpoint),
             RestartRule(max_in_row=config.max_restarts),
             pass_on,
-            self._engines.on_client_gone,
+            self._on_client_gone,
             self._fail,
         )
         self._stops.append(seat.stop)
@@ -153,6 +170,12 @@ class Supervisor:
     def _say(self, progress: StartProgress, doing: str) -> None:
         self._doing = doing
         progress.say(doing)
+
+    def _on_client_gone(self, client_id: ClientId) -> None:
+        assert self._engines is not None
+        assert self._control is not None
+        self._control.on_client_gone(client_id)
+        self._engines.on_client_gone(client_id)
 
     def _on_engine_death(self, seat: SeatStatus) -> None:
         assert self._engines is not None

@@ -41,7 +41,6 @@ class CoordinatorState:
         self._generation = generation
         self._seq = 0
         self._watch = EngineWatch(stall_timeout_s)
-        self._settings = ClusterSettings()
         self._clients = ClientRegistry(client_silence_s)
         self._reports: dict[int, EngineReport] = {}
         self._seats: dict[int, Seat] = {}

@@ -1,15 +1,17 @@
 """Everything but generation: models, health, readiness, cluster state, metrics, version. Plain FastAPI."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from engine.wire.build import build_id
+from engine.wire.errors import ShoalError
 from metrics.deployment import DeploymentReading
 from metrics.registry import make_registry, render
 from orchestrator.api.admission import Admission
@@ -20,7 +22,10 @@ from orchestrator.llm.async_llm import AsyncLLM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppContext:
-    """What the routes answer from. read_stats: what all API processes count and show. index: which of them this is."""
+    """What the routes answer from.
+
+    read_stats: what all API processes count and show. index: which of them this is. routes: more of them.
+    """
 
     llm: AsyncLLM
     admission: Admission
@@ -28,6 +33,7 @@ class AppContext:
     index: int
     served_model_name: str
     model_root: str
+    routes: Sequence[APIRouter] = ()
 
 
 def make_app(context: AppContext) -> FastAPI:
@@ -35,6 +41,11 @@ def make_app(context: AppContext) -> FastAPI:
     app = FastAPI(title="Shoal", version=build_id(), docs_url=None, redoc_url=None, openapi_url=None)
     _add_state_routes(app, context)
     _add_model_routes(app, context)
+    for router in context.routes:
+        app.include_router(router)
+    app.add_exception_handler(RequestValidationError, _on_error)
+    app.add_exception_handler(ShoalError, _on_error)
+    app.add_exception_handler(ApiError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_error)
     return app
@@ -116,4 +127,4 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 async def _on_error(request: Request, error: Exception) -> Response:
     answer = to_api_error(error)
-    return JSONResponse(answer.content(), answer.status)
+    return JSONResponse(answer.content(), answer.status, headers=answer.headers())

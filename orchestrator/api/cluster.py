@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import asdict
+
 from engine.wire.messages import EngineReady, EngineReport, Load, Seat
 from lb.views import EngineState, EngineView
 from metrics.deployment import ApiServerView, DeploymentReading
@@ -49,6 +51,29 @@ def describe_api_server(server: ApiServerView) -> dict[str, Any]:
         "loop_lag_s": server.lag_s,
         "snapshot_age_s": server.snapshot_age_s,
     }
+
+
+def describe_load(view: EngineView) -> dict[str, Any]:
+    """Return one rank of ``/load``: the counters it reported last, and which settings are in force there."""
+    report = view.report
+    load = _NO_LOAD if report is None else report.load
+    return {
+        "rank": view.engine_id.rank,
+        "engine_id": str(view.engine_id),
+        "state": view.state,
+        "num_sequences": load.num_queued + load.num_waiting + load.num_running,
+        **asdict(load),
+        "settings_seq": 0 if report is None else report.settings_seq,
+        "is_sleeping": report is not None and report.is_sleeping,
+    }
+
+
+def describe_ready(ready: EngineReady | None) -> dict[str, Any]:
+    """Return what an engine said of itself when it started; nothing before that."""
+    if ready is None:
+        return {}
+    said = asdict(ready)
+    return said | {"engine_id": str(ready.engine_id), "features": list(ready.features)}
 
 
 def describe_readiness(views: Sequence[EngineView], draining: bool) -> tuple[bool, dict[str, Any]]:

@@ -1,5 +1,7 @@
 """Configuration of one API process, as it travels on its standard input. Frozen; unknown keys are errors."""
 
+from typing import Any
+
 from msgspec import Struct
 
 from client.config import ClientConfig
@@ -18,6 +20,8 @@ class ApiSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_pending_requests: more requests than this at once, in all API processes, are refused with 503 and Retry-After.
     stats: inherited memory that it shares with the other API processes, where it has the row of its client's index;
         None: there are no others.
+    control_endpoint: where the supervisor can be asked; None without one.
+    serve_config: the knobs of the deployment without its secrets, for ``/server_info``.
     """
 
     client: ClientConfig
@@ -32,6 +36,8 @@ class ApiSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_pending_requests: int = 1024
     stats: StatsMemory | None = None
     log_level: str = "INFO"
+    control_endpoint: str | None = None
+    serve_config: dict[str, Any] = {}
 
     @property
     def url(self) -> str:

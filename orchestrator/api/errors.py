@@ -2,13 +2,16 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from engine.wire.errors import EngineDeadError, EngineError, InvalidRequestError, OverloadedError
+from orchestrator.control.errors import ControlRefusedError, ControlUnavailableError
+from orchestrator.control.messages import Fault
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +59,18 @@ class ApiError(Exception):
         return retry if self.allow is None else retry | {"allow": self.allow}
 
 
+class AdminError(ApiError):
+    """An error answer that also says what did work. facts: more fields of the body, beside ``error``."""
+
+    def __init__(self, status: int, message: str, facts: Mapping[str, Any], code: str) -> None:
+        super().__init__(status, message, "server_error", code=code)
+        self.facts = dict(facts)
+
+    def content(self) -> dict[str, Any]:
+        """Return the body as plain data."""
+        return super().content() | self.facts
+
+
 def to_api_error(error: Exception) -> ApiError:
     """Return the answer an exception gets. What nobody foresaw is logged and answered with 500 and no details."""
     match error:
@@ -63,17 +78,30 @@ def to_api_error(error: Exception) -> ApiError:
             return error
         case ValidationError():
             return _from_validation(error)
+        case RequestValidationError():
+            return _from_request_validation(error)
         case InvalidRequestError():
             return ApiError(400, str(error), param=error.field)
         case OverloadedError():
             retry_after_s = max(1, math.ceil(error.retry_after_s))
             return ApiError(503, str(error), "overloaded_error", code="overloaded", retry_after_s=retry_after_s)
+        case ControlRefusedError():
+            return _from_fault(error.fault)
+        case ControlUnavailableError():
+            return ApiError(503, str(error), "server_error", code="control_unavailable", retry_after_s=1)
         case EngineDeadError():
             return ApiError(503, str(error), "server_error", code="engine_dead", retry_after_s=1)
         case EngineError():
             return ApiError(500, str(error), "server_error", code="engine_error")
     logger.error("a request failed unexpectedly", exc_info=error)
     return ApiError(500, "the server failed to process this request; its log says why", "server_error")
+
+
+def _from_fault(fault: Fault) -> ApiError:
+    """Return the answer for what the supervisor refused."""
+    if not fault.is_callers:
+        return ApiError(500, fault.message, "server_error", code="control_failed")
+    return ApiError(404 if fault.subject == "rank" else 400, fault.message, param=fault.subject or None)
 
 
 def _from_validation(error: ValidationError) -> ApiError:
@@ -87,6 +115,15 @@ def _from_validation(error: ValidationError) -> ApiError:
         text = "is not a field this server knows"
     message = f"{param}: {text}" if param else text
     return ApiError(400, message, param=param or None, code=first["type"])
+
+
+def _from_request_validation(error: RequestValidationError) -> ApiError:
+    """Return the answer for the first thing wrong with a query, a path or a body that FastAPI has read."""
+    first = error.errors()[0]
+    where = [step for step in first["loc"] if step not in ("query", "body", "path")]
+    param = _path(where)
+    text = str(first["msg"]).removeprefix("Value error, ")
+    return ApiError(400, f"{param}: {text}" if param else text, param=param or None, code=first["type"])
 
 
 def _shorten(text: str) -> str:

@@ -17,6 +17,7 @@ from metrics.stats import ServingStats
 from orchestrator.api.admission import Admission
 from orchestrator.api.body import BodyReader, CallerGoneError
 from orchestrator.api.errors import ApiError, to_api_error
+from orchestrator.api.open_requests import OpenRequests
 from orchestrator.api.protocol import ChatCompletionRequest, CompletionRequest
 from orchestrator.api.push import Pusher, Receive, Send
 from orchestrator.api.replies import ReplyHead, StreamReply, WholeReply, error_headers, start_message
@@ -45,13 +46,20 @@ class GenerationApp:
     """Answers ``POST`` on the two paths and leaves every other request to the next application."""
 
     def __init__(
-        self, llm: AsyncLLM, admission: Admission, stats: ServingStats, served_model_name: str, fallback: Any
+        self,
+        llm: AsyncLLM,
+        admission: Admission,
+        stats: ServingStats,
+        served_model_name: str,
+        open_requests: OpenRequests,
+        fallback: Any,
     ) -> None:
         """Wrap. fallback: the ASGI application for everything else."""
         self._llm = llm
         self._admission = admission
         self._stats = stats
         self._model = served_model_name
+        self._open_requests = open_requests
         self._fallback = fallback
         self._bodies = BodyReader()
 
@@ -120,10 +128,12 @@ class GenerationApp:
         stream = opened.stream
         reply = (StreamReply if opened.streaming else WholeReply)(stream, opened.head)
         pusher = Pusher(reply, receive, send)
+        self._open_requests.add(opened.head.request_id, opened.head.reply_id, stream)
         try:
             stream.attach(pusher.on_update)
             await pusher.run()
         finally:
+            self._open_requests.remove(opened.head.request_id, opened.head.reply_id, stream)
             stream.detach()
             if not stream.finished:
                 await self._llm.abort(stream)

@@ -14,19 +14,27 @@ from collections.abc import Iterator
 
 import msgspec
 import uvicorn
+from fastapi import APIRouter
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from client.dplb_async_mp_client import DPLBAsyncMPClient
 from engine.wire.errors import ShoalError, StartupError
+from engine.wire.messages import ClusterSettings
+from engine.wire.process import set_log_level
 from lb.totals import RankTotals
 from metrics.deployment import DeploymentReading, DeploymentStats
 from metrics.loop_lag import LoopLag
 from orchestrator.api.acceptor import Acceptor
+from orchestrator.api.admin import Admin
+from orchestrator.api.admin_routes import ServerInfo, admin_router
 from orchestrator.api.admission import Admission
 from orchestrator.api.app import AppContext, make_app
 from orchestrator.api.catch_up import wait_reaches_all
 from orchestrator.api.config import ApiSpec
 from orchestrator.api.generation import GenerationApp
+from orchestrator.api.open_requests import OpenRequests
+from orchestrator.control.client import ControlClient
+from orchestrator.control.messages import AbortRequests
 from orchestrator.llm.async_llm import AsyncLLM
 from orchestrator.llm.tokenizer import TextTokenizer
 
@@ -52,6 +60,9 @@ class ApiServer:
         self._llm = AsyncLLM(self._client, tokenizer, stats)
         self._admission = Admission(spec.max_pending_requests, self._stats.row, self._stats.siblings)
         self._lag = LoopLag(asyncio.get_running_loop(), self._beat)
+        self._open_requests = OpenRequests()
+        self._control = ControlClient(client_id, spec.control_endpoint, {AbortRequests: self._abort_requests})
+        self._client.on_settings = self._follow
         context = AppContext(
             llm=self._llm,
             admission=self._admission,
@@ -59,8 +70,11 @@ class ApiServer:
             index=client_id.index,
             served_model_name=spec.served_model_name,
             model_root=spec.model_root,
+            routes=[self._admin_router()],
         )
-        app = GenerationApp(self._llm, self._admission, stats, spec.served_model_name, make_app(context))
+        app = GenerationApp(
+            self._llm, self._admission, stats, spec.served_model_name, self._open_requests, make_app(context)
+        )
         self._http = uvicorn.Server(_http_config(app, spec.log_level))
         self._acceptor = self._make_acceptor()
         self._stop = asyncio.Event()
@@ -79,6 +93,7 @@ class ApiServer:
 
     async def _start(self) -> None:
         self._llm.start()
+        self._control.start()
         await self._http.startup([])
         await self._http.on_tick(0)
         if self._spec.client.client_id.incarnation > 1:
@@ -137,9 +152,19 @@ class ApiServer:
         if self._http.started:
             await self._http.shutdown()
         self._lag.close()
+        await self._control.aclose()
         await self._llm.aclose()
         with contextlib.suppress(ShoalError):  # the line may be closed already: that may be why we end
             await self._client.aclose()
+
+    def _admin_router(self) -> APIRouter:
+        info = ServerInfo(
+            served_model_name=self._spec.served_model_name,
+            model_root=self._spec.model_root,
+            api_process=str(self._spec.client.client_id),
+            serve_config=self._spec.serve_config,
+        )
+        return admin_router(Admin(self._client, self._control), self._llm, info)
 
     def _make_acceptor(self) -> Acceptor:
         config, state = self._http.config, self._http.server_state
@@ -159,6 +184,17 @@ class ApiServer:
     def _read_stats(self) -> DeploymentReading:
         self._beat()
         return self._stats.read()
+
+    async def _abort_requests(self, operation: AbortRequests) -> list[str]:
+        """End what this process has of these requests; return the names it knew."""
+        found = self._open_requests.find(operation.names)
+        for streams in found.values():
+            for stream in streams:
+                await self._llm.abort(stream)
+        return sorted(found)
+
+    def _follow(self, settings: ClusterSettings) -> None:
+        set_log_level(settings.log_level or self._spec.log_level)
 
     async def _tick_date(self) -> None:
         while True:

@@ -1,0 +1,44 @@
+"""Waiting until what the operator wants is in force on every engine that lives."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from engine.wire.messages import ClusterSettings, EnginePhase
+from lb.views import EngineState, EngineView
+
+_PAUSE_S = 0.02
+
+
+def ranks_behind(views: Sequence[EngineView], settings_seq: int) -> list[int]:
+    """Return the ranks whose engine lives and does not show these settings yet; pure.
+
+    One that loads is not waited for: it applies them before it takes its first request.
+    """
+    return [view.engine_id.rank for view in views if not _is_dead_or_loading(view) and _shown(view) < settings_seq]
+
+
+async def wait_in_force(
+    views: Callable[[], Sequence[EngineView]],
+    settings: ClusterSettings,
+    timeout_s: float,
+    is_wanted: Callable[[], bool],
+) -> list[int]:
+    """Wait until every living engine shows the settings; return the ranks that do not when the time is over.
+
+    is_wanted: false ends the wait early, with the ranks that are behind then.
+    """
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while (behind := ranks_behind(views(), settings.seq)) and is_wanted():
+        if asyncio.get_running_loop().time() >= deadline:
+            break
+        await asyncio.sleep(_PAUSE_S)  # reports come a few times a second, and nobody else waits for them
+    return behind
+
+
+def _is_dead_or_loading(view: EngineView) -> bool:
+    is_loading = view.report is None or view.report.phase is EnginePhase.LOADING
+    return view.state is EngineState.DEAD or (view.state is EngineState.LOADING and is_loading)
+
+
+def _shown(view: EngineView) -> int:
+    return -1 if view.report is None else view.report.settings_seq

@@ -1,0 +1,113 @@
+"""Both halves of calling: futures for what was asked, tasks for what is being answered. Knows no socket."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from orchestrator.control.errors import ControlRefusedError, ControlUnavailableError
+from orchestrator.control.messages import Answer, Call, Fault
+
+Handler = Callable[[Any], Awaitable[Any]]
+"""Does one operation and returns its result, which must be encodable; raises ``ControlRefusedError`` to refuse."""
+
+MAX_OPEN_CALLS = 256
+MAX_TIMEOUT_S = 3600.0
+
+_log = logging.getLogger(__name__)
+
+
+class OpenCalls:
+    """What was asked and not answered yet: call id -> future. Each ends once; a late answer finds nobody."""
+
+    def __init__(self) -> None:
+        self._futures: dict[int, asyncio.Future[Any]] = {}
+        self._last_id = 0
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    def open(self) -> tuple[int, "asyncio.Future[Any]"]:
+        """Return a fresh call id and its future.
+
+        Raises:
+            ControlUnavailableError: too many calls wait already.
+        """
+        if len(self._futures) >= MAX_OPEN_CALLS:
+            raise ControlUnavailableError(f"{MAX_OPEN_CALLS} control calls wait for their answer already")
+        self._last_id += 1
+        call_id = self._last_id
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda _: self._futures.pop(call_id, None))
+        self._futures[call_id] = future
+        return call_id, future
+
+    def resolve(self, answer: Answer) -> bool:
+        """End the call this answers; False when nobody waits for it."""
+        future = self._futures.get(answer.call_id)
+        if future is None or future.done():
+            return False
+        if answer.fault is None:
+            future.set_result(answer.result)
+        else:
+            future.set_exception(ControlRefusedError(answer.fault))
+        return True
+
+    def fail_all(self, reason: str) -> None:
+        """End every call: nothing more will come."""
+        for future in list(self._futures.values()):
+            if not future.done():
+                future.set_exception(ControlUnavailableError(reason))
+
+
+class Desk:
+    """Answers calls, each in a task of its own, within the caller's deadline and a bound on their number.
+
+    handlers: by the type of the operation.
+    """
+
+    def __init__(self, handlers: Mapping[type, Handler]) -> None:
+        self._handlers = handlers
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def serve(self, call: Call, reply: Callable[[Answer], None]) -> None:
+        """Begin with one call. reply: called once with its answer, on the running loop."""
+        if len(self._tasks) >= MAX_OPEN_CALLS:
+            reply(_refusal(call, Fault(f"{MAX_OPEN_CALLS} control calls are being answered already")))
+            return
+        task = asyncio.create_task(self._serve(call, reply), name=f"control {type(call.operation).__name__}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def aclose(self) -> None:
+        """Give up what is being answered."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, call: Call, reply: Callable[[Answer], None]) -> None:
+        handler = self._handlers.get(type(call.operation))
+        if handler is None:
+            fault = Fault(f"nobody here does {type(call.operation).__name__}", is_callers=True)
+            reply(_refusal(call, fault))
+            return
+        try:
+            async with asyncio.timeout(_bounded(call.timeout_s)):
+                result = msgspec.to_builtins(await handler(call.operation))
+            reply(Answer(call.call_id, result))
+        except ControlRefusedError as error:
+            reply(_refusal(call, error.fault))
+        except Exception as error:  # noqa: BLE001 - the asker gets it; the line lives
+            _log.exception("%s failed", type(call.operation).__name__)
+            reply(_refusal(call, Fault(f"{type(error).__name__}: {error}")))
+
+
+def _bounded(timeout_s: float) -> float:
+    return timeout_s if 0 <= timeout_s <= MAX_TIMEOUT_S else MAX_TIMEOUT_S  # also for what is no number
+
+
+def _refusal(call: Call, fault: Fault) -> Answer:
+    return Answer(call.call_id, fault=fault)

@@ -1,0 +1,109 @@
+"""The API process's end of the control line."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import zmq
+
+from engine.wire.codec import Decoder, encode
+from engine.wire.drops import Drops
+from engine.wire.errors import MalformedMessageError
+from engine.wire.ids import ClientId
+from engine.wire.sockets import AsyncReceiver, Frames, SendOutcome, connect, make_socket, send_nowait
+from orchestrator.control.calls import Desk, Handler, OpenCalls
+from orchestrator.control.errors import ControlUnavailableError
+from orchestrator.control.messages import Answer, Call, Hello, Message, Operation
+
+_HIGH_WATER_MARK = 1000
+
+
+class ControlClient:
+    """Asks the supervisor, and answers it. One DEALER, on the running loop; any bytes on it are survived."""
+
+    def __init__(self, client_id: ClientId, endpoint: str | None, handlers: Mapping[type, Handler]) -> None:
+        """Open nothing yet.
+
+        endpoint: where the supervisor listens; None when this process has none (benchmarks). handlers: what it may ask.
+        """
+        self._client_id = client_id
+        self._endpoint = endpoint
+        self._open = OpenCalls()
+        self._desk = Desk(handlers)
+        self._drops = Drops()
+        self._decoder: Decoder[Message] = Decoder(Message)
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+        self._receiver: AsyncReceiver | None = None
+
+    def start(self) -> None:
+        """Connect and say who is here."""
+        if self._endpoint is None:
+            return
+        self._context = zmq.Context()
+        identity = f"api {self._client_id}".encode()
+        self._socket = make_socket(self._context, zmq.DEALER, identity=identity, high_water_mark=_HIGH_WATER_MARK)
+        connect(self._socket, self._endpoint)
+        self._receiver = AsyncReceiver(self._socket, self._on_frames)
+        self._send(Hello(self._client_id))
+
+    async def call(self, operation: Operation, timeout_s: float) -> Any:
+        """Ask for an operation and return its result, as plain data.
+
+        Raises:
+            ControlRefusedError: the supervisor said no. ControlUnavailableError: it cannot be asked or did not answer.
+        """
+        if self._endpoint is None:
+            raise ControlUnavailableError("this API process runs without a supervisor, which alone can do that")
+        call_id, future = self._open.open()
+        try:
+            if not self._send(Call(call_id, operation, timeout_s)):
+                raise ControlUnavailableError("the supervisor takes no more control calls")
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError as error:
+            raise ControlUnavailableError(f"the supervisor did not answer within {timeout_s:g} s") from error
+        finally:
+            future.cancel()
+
+    def statistics(self) -> dict[str, int]:
+        """Return what was dropped, by kind, and how many calls wait."""
+        return {**self._drops.counts, "control_calls": len(self._open)}
+
+    async def aclose(self) -> None:
+        """Close the line; idempotent. Calls that wait end with ``ControlUnavailableError``."""
+        self._open.fail_all("this API process is shutting down")
+        await self._desk.aclose()
+        if self._receiver is not None:
+            self._receiver.close()
+        if self._context is not None:
+            self._context.destroy(linger=0)
+        self._socket = None
+        self._endpoint = None
+
+    def _send(self, message: Message) -> bool:
+        if self._socket is None:
+            return False
+        outcome = send_nowait(self._socket, [encode(message)])
+        if self._receiver is not None:
+            self._receiver.poke()  # a send may swallow the socket's wake-up
+        return outcome is SendOutcome.ACCEPTED
+
+    def _reply(self, answer: Answer) -> None:
+        if not self._send(answer):
+            self._drops.drop("undelivered_control_answers", "the supervisor")
+
+    def _on_frames(self, frames: Frames) -> None:
+        try:
+            message = self._decoder.decode_frames(frames)
+        except MalformedMessageError as error:
+            self._drops.drop("malformed_control_messages", "the supervisor", error)
+            return
+        match message:
+            case Call():
+                self._desk.serve(message, self._reply)
+            case Answer():
+                if not self._open.resolve(message):
+                    self._drops.drop("late_control_answers", "the supervisor")
+            case Hello():
+                self._drops.drop("unexpected_control_messages", "the supervisor")

@@ -1,0 +1,82 @@
+"""What the supervisor does for whoever asks on the control line."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from typing import Any, get_args
+
+from engine.wire.ids import ClientId
+from engine.wire.messages import ClusterSettings
+from engine.wire.process import set_log_level
+from orchestrator.control.calls import Handler
+from orchestrator.control.messages import AbortRequests, GetSettings, SettingsChange
+from orchestrator.control.server import ControlServer
+from orchestrator.control.settings import SettingsKeeper
+
+_RELAY_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class ClusterControl:
+    """Holds the cluster's settings and the supervisor's end of the control line."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        ranks: Callable[[], Collection[int]],
+        publish: Callable[[ClusterSettings], None],
+        log_level: str,
+    ) -> None:
+        """Listen.
+
+        ranks: those there are. publish: called with every new settings. log_level: when the settings name none.
+
+        Raises:
+            AddressError: the endpoint cannot be bound.
+        """
+        self._keeper = SettingsKeeper(ranks)
+        self._publish = publish
+        self._log_level = log_level
+        handlers: dict[type, Handler] = dict.fromkeys(get_args(SettingsChange), self._change)
+        handlers[GetSettings] = self._get
+        handlers[AbortRequests] = self._abort
+        self._server = ControlServer(endpoint, handlers)
+
+    @property
+    def endpoint(self) -> str:
+        """Return where API processes connect."""
+        return self._server.endpoint
+
+    @property
+    def settings(self) -> ClusterSettings:
+        """Return what the operator wants now."""
+        return self._keeper.current
+
+    def on_client_gone(self, client_id: ClientId) -> None:
+        """Ask an API process no more: its process has ended."""
+        self._server.forget(client_id)
+
+    async def stop(self, _hurry: "asyncio.Future[Any]") -> list[str]:
+        """Close the line."""
+        await self._server.aclose()
+        return []
+
+    async def _change(self, change: SettingsChange) -> ClusterSettings:
+        before = self._keeper.current
+        after = self._keeper.change(change)
+        if after.seq != before.seq:
+            _log.info("settings %d: %s", after.seq, change)
+            set_log_level(after.log_level or self._log_level)
+            self._publish(after)
+        return after
+
+    async def _get(self, _: GetSettings) -> ClusterSettings:
+        return self.settings
+
+    async def _abort(self, operation: AbortRequests) -> dict[str, dict[str, Any]]:
+        """Let every API process end what it has of these; return what each says, and who did not answer."""
+        answers = await self._server.ask_all(operation, _RELAY_S)
+        failures = {str(client): str(answer) for client, answer in answers.items() if isinstance(answer, Exception)}
+        aborted = {str(client): answer for client, answer in answers.items() if str(client) not in failures}
+        return {"aborted": aborted, "failures": failures}

@@ -1,0 +1,108 @@
+"""What travels on the control line, between processes of one start on one host; so no lock file holds its layout.
+
+A new operation is a struct here, a member of ``Operation``, and a handler on the side that serves it.
+"""
+
+from typing import Any
+
+from msgspec import Struct
+
+from engine.wire.ids import ClientId
+from engine.wire.messages import PauseMode
+
+# --- operations -----------------------------------------------------------------------------------------------------
+
+
+class Pause(Struct, frozen=True, array_like=True, tag="pause"):
+    """Let no engine step any more. mode: what becomes of the sequences that are there, not RUN."""
+
+    mode: PauseMode
+
+
+class Resume(Struct, frozen=True, array_like=True, tag="resume"):
+    """Let the engines step again."""
+
+
+class Sleep(Struct, frozen=True, array_like=True, tag="sleep"):
+    """Give the devices' memory back. level: 1 or 2; an engine never gets lighter but by waking up."""
+
+    level: int
+
+
+class WakeUp(Struct, frozen=True, array_like=True, tag="wake"):
+    """Undo ``Sleep``."""
+
+
+class Cordon(Struct, frozen=True, array_like=True, tag="cordon"):
+    """Let a rank take no new requests, or again (``is_on`` false)."""
+
+    rank: int
+    is_on: bool
+
+
+class SetLogLevel(Struct, frozen=True, array_like=True, tag="log"):
+    """Change the least severe level that every process writes; empty gives each its own again."""
+
+    level: str
+
+
+class GetSettings(Struct, frozen=True, array_like=True, tag="settings"):
+    """Ask for the settings as they are wanted now."""
+
+
+class AbortRequests(Struct, frozen=True, array_like=True, tag="abort"):
+    """End requests, whichever API process has them; each answers with the names it knew.
+
+    names: x-request-ids or reply ids; None means all.
+    """
+
+    names: list[str] | None
+
+
+SettingsChange = Pause | Resume | Sleep | WakeUp | Cordon | SetLogLevel
+"""What changes ``ClusterSettings``; answered with the new ones."""
+
+Operation = SettingsChange | GetSettings | AbortRequests
+
+
+# --- envelopes ------------------------------------------------------------------------------------------------------
+
+
+class Fault(Struct, frozen=True, array_like=True):
+    """Why an operation was not done.
+
+    is_callers: it can never be done as asked, so a repetition fails again. subject: what of it is at fault.
+    """
+
+    message: str
+    is_callers: bool = False
+    subject: str = ""
+
+
+class Hello(Struct, frozen=True, array_like=True, tag=1):
+    """First message of an API process: here it can be asked. A newer life of the same client replaces the older."""
+
+    client_id: ClientId
+
+
+class Call(Struct, frozen=True, array_like=True, tag=2):
+    """Ask for an operation; answered by one ``Answer`` of the same ``call_id``, which is the asker's to draw.
+
+    timeout_s: the asker waits no longer.
+    """
+
+    call_id: int
+    operation: Operation
+    timeout_s: float
+
+
+class Answer(Struct, frozen=True, array_like=True, tag=3):
+    """The one answer of a call; ``result`` means something when there is no ``fault``."""
+
+    call_id: int
+    result: Any = None
+    fault: Fault | None = None
+
+
+Message = Hello | Call | Answer
+"""Both directions: either side may call the other."""

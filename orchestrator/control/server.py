@@ -1,0 +1,131 @@
+"""The supervisor's end of the control line."""
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import zmq
+
+from engine.wire.codec import Decoder, encode
+from engine.wire.drops import Drops
+from engine.wire.errors import MalformedMessageError
+from engine.wire.ids import ClientId
+from engine.wire.sockets import AsyncReceiver, Frames, SendOutcome, bind, make_socket, send_nowait
+from orchestrator.control.calls import Desk, Handler, OpenCalls
+from orchestrator.control.errors import ControlError
+from orchestrator.control.messages import Answer, Call, Hello, Message, Operation
+
+MAX_PEERS = 1024
+_HIGH_WATER_MARK = 1000
+
+
+class ControlServer:
+    """Answers the API processes, and asks all of them at once. One ROUTER, on the running loop.
+
+    It is bound in the run folder, which this user alone may enter. Whoever can connect may still send anything: bytes
+    that are no message of this line are counted and dropped.
+    """
+
+    def __init__(self, endpoint: str, handlers: Mapping[type, Handler]) -> None:
+        """Listen. handlers: what API processes may ask, by the type of the operation.
+
+        Raises:
+            AddressError: the endpoint cannot be bound.
+        """
+        self._open = OpenCalls()
+        self._desk = Desk(handlers)
+        self._drops = Drops()
+        self._decoder: Decoder[Message] = Decoder(Message)
+        self._peers: dict[ClientId, bytes] = {}
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._socket = make_socket(self._context, zmq.ROUTER, high_water_mark=_HIGH_WATER_MARK)
+            self.endpoint = bind(self._socket, endpoint)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self._receiver = AsyncReceiver(self._socket, self._on_frames)
+
+    @property
+    def peers(self) -> list[ClientId]:
+        """Return the API processes that can be asked."""
+        return sorted(self._peers)
+
+    async def ask_all(self, operation: Operation, timeout_s: float) -> dict[ClientId, Any]:
+        """Ask every API process at once; return what each answered, or the ``ControlError`` that its call became.
+
+        One whose process is gone is left out: what it had is gone with it.
+        """
+        asked = {client_id: self._ask(client_id, operation, timeout_s) for client_id in self.peers}
+        futures = {client_id: future for client_id, future in asked.items() if future is not None}
+        if futures:
+            await asyncio.wait(futures.values(), timeout=timeout_s)
+        return {client_id: _outcome(future, timeout_s) for client_id, future in futures.items()}
+
+    def forget(self, client_id: ClientId) -> None:
+        """Ask an API process no more: its process has ended."""
+        self._peers.pop(client_id, None)
+
+    def statistics(self) -> dict[str, int]:
+        """Return what was dropped, by kind, and how many peers and calls there are."""
+        return {**self._drops.counts, "control_peers": len(self._peers), "control_calls": len(self._open)}
+
+    async def aclose(self) -> None:
+        """Close the line; what is being answered is given up."""
+        self._open.fail_all("the supervisor is shutting down")
+        await self._desk.aclose()
+        self._receiver.close()
+        self._context.destroy(linger=0)
+
+    def _ask(self, client_id: ClientId, operation: Operation, timeout_s: float) -> "asyncio.Future[Any] | None":
+        call_id, future = self._open.open()
+        if self._send(self._peers[client_id], Call(call_id, operation, timeout_s)):
+            return future
+        self.forget(client_id)
+        future.cancel()
+        return None
+
+    def _send(self, identity: bytes, message: Message) -> bool:
+        outcome = send_nowait(self._socket, [identity, encode(message)])
+        self._receiver.poke()  # a send may swallow the socket's wake-up
+        return outcome is not SendOutcome.NOT_CONNECTED
+
+    def _reply(self, identity: bytes, answer: Answer) -> None:
+        if not self._send(identity, answer):
+            self._drops.drop("undelivered_control_answers", identity.hex())
+
+    def _on_frames(self, frames: Frames) -> None:
+        identity = bytes(frames[0])
+        try:
+            message = self._decoder.decode_frames(frames[1:])
+        except MalformedMessageError as error:
+            self._drops.drop("malformed_control_messages", identity.hex(), error)
+            return
+        match message:
+            case Hello(client_id):
+                self._welcome(client_id, identity)
+            case Call():
+                self._desk.serve(message, partial(self._reply, identity))
+            case Answer():
+                if not self._open.resolve(message):
+                    self._drops.drop("late_control_answers", identity.hex())
+
+    def _welcome(self, client_id: ClientId, identity: bytes) -> None:
+        for known in [known for known in self._peers if known.index == client_id.index]:
+            if known.incarnation > client_id.incarnation:
+                self._drops.drop("stale_control_peers", str(client_id))
+                return
+            del self._peers[known]
+        if len(self._peers) < MAX_PEERS:
+            self._peers[client_id] = identity
+        else:
+            self._drops.drop("superfluous_control_peers", str(client_id))
+
+
+def _outcome(future: "asyncio.Future[Any]", timeout_s: float) -> Any:
+    if not future.done():
+        future.cancel()
+        return ControlError(f"no answer within {timeout_s:g} s")
+    error = future.exception()
+    return future.result() if error is None else error

@@ -1,0 +1,63 @@
+"""The one authority on what the operator wants: changes in, whole numbered settings out. Pure."""
+
+from collections.abc import Callable, Collection
+
+from msgspec.structs import replace
+
+from engine.wire.messages import ClusterSettings, PauseMode
+from orchestrator.control.errors import ControlRefusedError
+from orchestrator.control.messages import Cordon, Fault, Pause, Resume, SetLogLevel, SettingsChange, Sleep, WakeUp
+
+DEEPEST_SLEEP = 2
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class SettingsKeeper:
+    """Holds the settings of one deployment. A change that changes nothing keeps their number.
+
+    current: written here alone.
+    """
+
+    def __init__(self, ranks: Callable[[], Collection[int]]) -> None:
+        """Begin with everything at rest. ranks: the ranks there are."""
+        self.current = ClusterSettings()
+        self._ranks = ranks
+
+    def change(self, change: SettingsChange) -> ClusterSettings:
+        """Make one change; return the settings that hold from now on.
+
+        Raises:
+            ControlRefusedError: it makes no sense; names what is valid.
+        """
+        after = self._apply(change)
+        if after != self.current:
+            self.current = replace(after, seq=self.current.seq + 1)
+        return self.current
+
+    def _apply(self, change: SettingsChange) -> ClusterSettings:
+        before = self.current
+        match change:
+            case Pause(mode):
+                _ensure(mode is not PauseMode.RUN, "mode", "a pause needs a mode: abort, wait or keep")
+                return replace(before, pause=mode)
+            case Resume():
+                return replace(before, pause=PauseMode.RUN)
+            case Sleep(level):
+                _ensure(1 <= level <= DEEPEST_SLEEP, "level", f"level must be 1..{DEEPEST_SLEEP}, not {level}")
+                return replace(before, sleep_level=max(before.sleep_level, level))
+            case WakeUp():
+                return replace(before, sleep_level=0)
+            case SetLogLevel(level):
+                names = ", ".join(LOG_LEVELS)
+                _ensure(level in ("", *LOG_LEVELS), "level", f"level must be one of {names}, not {level!r}")
+                return replace(before, log_level=level)
+            case Cordon(rank, is_on):
+                ranks = ", ".join(map(str, sorted(self._ranks())))
+                _ensure(rank in self._ranks(), "rank", f"there is no rank {rank}; valid: {ranks}")
+                others = set(before.cordoned) - {rank}
+                return replace(before, cordoned=sorted(others | {rank} if is_on else others))
+
+
+def _ensure(is_right: bool, subject: str, message: str) -> None:
+    if not is_right:
+        raise ControlRefusedError(Fault(message, is_callers=True, subject=subject))
