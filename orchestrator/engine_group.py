@@ -8,7 +8,6 @@ from typing import Any
 
 from engine.config import EngineSpec
 from engine.wire.curve import WireSecurity
-from engine.wire.errors import StartupError
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import ClusterSettings, EngineReport, GroupState
 from orchestrator.coordinator_keeper import BoundEndpoints
@@ -62,7 +61,7 @@ class EngineGroup:
             endpoints.state_endpoint,
             self.seats.to_report,
             self._on_report,
-            self._on_group_state,
+            self.on_group_state,
             security,
         )
         self._line.publish()
@@ -92,6 +91,22 @@ class EngineGroup:
         self.seats.settings = settings
         self._publish()
 
+    def on_group_state(self, state: GroupState) -> None:
+        """Take a newer state of the group: say who is suspect, and end what hangs."""
+        if self._is_stopping or not self.seats.refills:
+            return
+        news, hung = self.seats.on_suspects(state.suspects)
+        for seat in news:
+            if seat.suspect is not None:
+                _LOG.warning("%s gets no new requests: %s", seat.name, seat.suspect.reason)
+            else:
+                _LOG.info("%s is heard and makes progress again", seat.name)
+        for seat in self.seats:
+            self._give_up_if_lost(seat)
+        for seat in hung:
+            _LOG.error("%s is hung: %s; killing it", seat.name, seat.hung)
+            self._host.kill(seat.engine_id)
+
     async def stop(self, hurry: "asyncio.Future[Any]") -> list[str]:
         """Dismiss the engines that serve, kill those that do not leave, and return one line for each of these.
 
@@ -115,6 +130,7 @@ class EngineGroup:
         handle = await self._host.start(self._make_spec(seat.engine_id))
         self._handles[seat.engine_id.rank] = handle
         handle.exited.add_done_callback(partial(self._on_exit, seat.engine_id))
+        handle.out_of_reach.add_done_callback(lambda _: self._on_out_of_reach(seat))
 
     async def _refill(self, rank: int, pause_s: float) -> None:
         await asyncio.sleep(pause_s)
@@ -123,7 +139,7 @@ class EngineGroup:
         self._listen_as_needed()
         try:
             await self._fill(seat)
-        except (StartupError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever a host raises, the seat is not filled and says why
             self._on_end(seat.engine_id, EngineExit(None, f"could not be started: {error}"))
 
     async def _stop_refills(self) -> None:
@@ -160,17 +176,16 @@ class EngineGroup:
         if self.seats.all_ready:
             self._all_ready.set()
 
-    def _on_group_state(self, state: GroupState) -> None:
-        if self._is_stopping or not self.seats.refills:
+    def _on_out_of_reach(self, seat: SeatStatus) -> None:
+        _LOG.warning("%s: its host does not answer; its reports say whether it goes on", seat.name)
+        self._give_up_if_lost(seat)
+
+    def _give_up_if_lost(self, seat: SeatStatus) -> None:
+        """End an engine that neither reports nor can be asked after: the stall limit is for hosts that answer."""
+        handle = self._handles.get(seat.engine_id.rank)
+        if handle is None or handle.engine_id != seat.engine_id or not handle.out_of_reach.done():
             return
-        news, hung = self.seats.on_suspects(state.suspects)
-        for seat in news:
-            if seat.suspect is not None:
-                _LOG.warning("%s gets no new requests: %s", seat.name, seat.suspect.reason)
-            else:
-                _LOG.info("%s is heard and makes progress again", seat.name)
-        for seat in hung:
-            _LOG.error("%s is hung: %s; killing it", seat.name, seat.hung)
+        if seat.exit is None and seat.suspect is not None and seat.suspect.is_silent:
             self._host.kill(seat.engine_id)
 
     def _listen_as_needed(self) -> None:

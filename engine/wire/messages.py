@@ -337,12 +337,14 @@ class Suspect(Struct, array_like=True, frozen=True):
     """An engine that gives no sign of progress: it gets no new picks.
 
     is_hung: the stall limit has passed; its host shall kill it. reason: one sentence. for_s: seconds without a sign.
+    is_silent: nothing is heard of it at all; else it reports, but its steps do not end.
     """
 
     engine_id: EngineId
     is_hung: bool
     reason: str
     for_s: float
+    is_silent: bool = False
 
 
 class SupervisorReport(Struct, array_like=True, frozen=True, tag=3):

@@ -148,7 +148,8 @@ class EngineWatch:
         for_s = max(silent_s, stalled_s)
         if silent_s <= SILENCE_S and stalled_s <= limits.stall_s:
             return None
-        return Suspect(life.engine_id, for_s > limits.hang_s, _describe(life, silent_s, stalled_s), for_s)
+        reason = _describe(life, silent_s, stalled_s)
+        return Suspect(life.engine_id, for_s > limits.hang_s, reason, for_s, is_silent=silent_s > SILENCE_S)
 
     def _limits(self, life: _Life, now: float) -> _Limits:
         longest_s = life.gaps.get(now)
@@ -183,8 +184,8 @@ def _has_ended(engine_id: EngineId, seat: Seat | None) -> bool:
     return seat.engine_id == engine_id and seat.state is SeatState.DEAD
 
 
-def _who(suspects: list[Suspect]) -> list[tuple[EngineId, bool]]:
-    return [(suspect.engine_id, suspect.is_hung) for suspect in suspects]
+def _who(suspects: list[Suspect]) -> list[tuple[EngineId, bool, bool]]:
+    return [(suspect.engine_id, suspect.is_hung, suspect.is_silent) for suspect in suspects]
 
 
 def _describe(life: _Life, silent_s: float, stalled_s: float) -> str:

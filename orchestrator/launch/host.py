@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -43,12 +43,22 @@ class EngineExit:
         return EndKind.SIGNAL if self.returncode < 0 else EndKind.EXIT
 
 
+def _future() -> "asyncio.Future[Any]":
+    return asyncio.get_running_loop().create_future()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineHandle:
-    """A started engine. exited: resolved once with the end of its process; never fails, never cancelled by the host."""
+    """A started engine.
+
+    exited: resolved once with the end of its process; never fails, never cancelled by the host. out_of_reach: resolved
+    when the host of the process answers no more, which is no death: its reports say whether it goes on. From then on
+    nobody but ``kill`` may bring about ``exited``.
+    """
 
     engine_id: EngineId
     exited: "asyncio.Future[EngineExit]"
+    out_of_reach: "asyncio.Future[None]" = field(default_factory=_future)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +84,16 @@ class EngineHost(Protocol):
         """
 
     async def start(self, spec: EngineSpec) -> EngineHandle:
-        """Start one engine and return as soon as its process has been ordered; it may still fail: see ``exited``."""
+        """Start one engine and return as soon as its process has been ordered; it may still fail: see ``exited``.
+
+        Waits until there is a place for it that no predecessor holds any more.
+        """
 
     def kill(self, engine_id: EngineId) -> None:
-        """End an engine's process at once; no effect on one that has ended."""
+        """End an engine's process at once; no effect on one that has ended.
+
+        ``exited`` follows once it is gone, or at the latest when its host was out of reach for a while.
+        """
 
     async def stop(self, hurry: "asyncio.Future[Any]") -> list[str]:
         """End what is left, give the resources back, and return one line for each thing that is left behind.

@@ -1,34 +1,39 @@
 """Hosts engines in Ray actors: one placement group and one plain actor per rank."""
 
 import asyncio
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from engine.config import EngineSpec
-from engine.wire.errors import StartupError
 from engine.wire.ids import EngineId
 from orchestrator.launch import ray_cluster
 from orchestrator.launch.host import EngineExit, EngineHandle, LineSink, Site
 from orchestrator.launch.placement import plan_placement
-from orchestrator.launch.shell import EngineShell
+from orchestrator.launch.ray_places import RayPlaces
+from orchestrator.launch.reaper import reap
+from orchestrator.launch.shell import EngineShell, engine_mark
 from orchestrator.launch.subprocess import NUM_LAST_LINES
 
-_FENCE_S = 10.0  # how long an engine whose node is out of reach may go on before it counts as dead
-_PLACE_S = 15.0  # resources that a deployment has just given back need a moment to be free
-_PLACE_POLL_S = 0.02
-_PLACED = "CREATED"
+_FENCE_S = 1.0  # an engine that is to be killed, on a node that is out of reach for this long, counts as dead
+_REACH_POLL_S = 0.5
+_KILLED_S = 5.0  # what a killed process needs to be gone, driver and device included
+
+
+@dataclass(slots=True, eq=False)
+class _Engine:
+    """One engine that is not known to have ended. killed: set once ``kill`` was called."""
+
+    handle: EngineHandle
+    mark: str
+    node_id: str
+    killed: asyncio.Event = field(default_factory=asyncio.Event)
+    following: asyncio.Task[None] | None = None
 
 
 class RayHost:
@@ -47,11 +52,10 @@ class RayHost:
         self._num_threads = num_threads
         self._run_dir = run_dir
         self._on_line = on_line
-        self._bundle: dict[str, float] = {}
-        self._groups: list[PlacementGroup] = []
+        self._places: RayPlaces | None = None
         self._shells: dict[int, Any] = {}  # by rank: actors not known to be dead
-        self._following: dict[EngineId, asyncio.Task[None]] = {}  # engines not known to have ended
-        self._killed: set[EngineId] = set()  # their last lines are our own doing and tell nobody anything
+        self._engines: dict[EngineId, _Engine] = {}
+        self._vacating: dict[int, asyncio.Task[None]] = {}  # by rank: done once nothing of the last one is left
 
     async def open(self, num_ranks: int, device: str) -> Site:
         """Start or join Ray and reserve one placement group per rank.
@@ -64,93 +68,110 @@ class RayHost:
         else:
             await ray_cluster.join_cluster(self._address, self._on_line)
         plan = plan_placement(num_ranks, device, self._num_threads, ray_cluster.living_nodes())
-        self._bundle = dict(plan.bundle)
-        self._groups = [placement_group([self._bundle]) for _ in range(num_ranks)]
-        await self._wait_placed()
+        self._places = RayPlaces(num_ranks, plan.bundle)
+        await self._places.wait()
         return Site(device=plan.device, address=self._line_address())
 
     async def start(self, spec: EngineSpec) -> EngineHandle:
-        """Run one engine in its rank's shell; a rank without a living one gets a new one in its placement group."""
+        """Run one engine in its rank's shell; a rank without a living one gets a new one in its placement group.
+
+        Waits until what is left of the rank's last engine is gone, and until its placement group has a place again if
+        it lost its node.
+        """
+        assert self._places is not None
         rank = spec.engine_id.rank
+        if rank in self._vacating:
+            await self._vacating[rank]
         if rank not in self._shells:
-            self._shells[rank] = self._new_shell(spec.engine_id)
-        exited: asyncio.Future[EngineExit] = asyncio.get_running_loop().create_future()
+            await self._places.wait_again(rank)
+            self._shells[rank] = _new_shell(spec.engine_id, self._places)
         ending = self._shells[rank].run.remote(msgspec.json.encode(spec))
-        following = self._follow(spec.engine_id, ending, exited)
-        task = asyncio.create_task(following, name=f"follow engine {spec.engine_id}")
-        self._following[spec.engine_id] = task
-        return EngineHandle(spec.engine_id, exited)
+        handle = EngineHandle(spec.engine_id, asyncio.get_running_loop().create_future())
+        engine = _Engine(handle, engine_mark(spec), self._places.node_of(rank))
+        self._engines[spec.engine_id] = engine
+        engine.following = asyncio.create_task(self._follow(engine, ending), name=f"follow engine {spec.engine_id}")
+        return engine.handle
 
     def kill(self, engine_id: EngineId) -> None:
         """Kill an engine's shell; the engine's process dies with it."""
-        if engine_id in self._following:
-            self._killed.add(engine_id)
+        engine = self._engines.get(engine_id)
+        if engine is not None and not engine.killed.is_set():
+            engine.killed.set()
             self._kill_shell(engine_id.rank)
 
     async def stop(self, _hurry: "asyncio.Future[Any]") -> list[str]:
         """Kill the actors, remove the placement groups, leave or stop Ray."""
-        following = list(self._following.values())
-        for task in following:
+        following = [engine.following for engine in self._engines.values() if engine.following is not None]
+        tasks: list[asyncio.Task[Any]] = [*following, *self._vacating.values()]
+        for task in tasks:
             task.cancel()
         for rank in list(self._shells):
             self._kill_shell(rank)
-        await asyncio.gather(*following, return_exceptions=True)
-        for group in self._groups:
-            remove_placement_group(group)
-        self._groups.clear()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._places is not None:
+            self._places.release()
         ray_cluster.leave_cluster()
         return []
-
-    def _new_shell(self, engine_id: EngineId) -> Any:
-        shell: Any = ray.remote(EngineShell).options(
-            name=f"shoal-engine-{engine_id}",
-            num_cpus=self._bundle.get("CPU", 0),
-            num_gpus=self._bundle.get("GPU", 0),
-            max_restarts=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._groups[engine_id.rank], 0),
-        )
-        return shell.remote()
 
     def _kill_shell(self, rank: int) -> None:
         shell = self._shells.pop(rank, None)
         if shell is not None:
             ray.kill(shell, no_restart=True)
 
-    async def _follow(
-        self, engine_id: EngineId, ending: "ray.ObjectRef[Any]", exited: "asyncio.Future[EngineExit]"
-    ) -> None:
+    async def _follow(self, engine: _Engine, ending: "ray.ObjectRef[Any]") -> None:
+        engine_id = engine.handle.engine_id
         try:
-            end = await self._wait_end(engine_id, ending)
+            end = await self._wait_end(engine, ending)
         finally:
-            del self._following[engine_id]
-        if end.returncode != 0 and engine_id not in self._killed:
+            del self._engines[engine_id]
+        if end.returncode != 0 and not engine.killed.is_set():  # else its last lines are our doing
             for line in end.last_lines:
                 self._on_line(line)
-        self._killed.discard(engine_id)
-        exited.set_result(end)
+        engine.handle.exited.set_result(end)
 
-    async def _wait_end(self, engine_id: EngineId, ending: "ray.ObjectRef[Any]") -> EngineExit:
+    async def _wait_end(self, engine: _Engine, ending: "ray.ObjectRef[Any]") -> EngineExit:
         try:
             returncode, reason, lines = await ending
         except ActorUnavailableError:
-            # Not a death yet: the node may be back, and the engine on it goes on meanwhile.
-            await asyncio.sleep(_FENCE_S)
-            self._kill_shell(engine_id.rank)
-            return EngineExit(None, f"its node was out of reach for {_FENCE_S:g} s")
+            # Not a death yet: the node may be back, and the engine on it goes on meanwhile. Its reports decide.
+            engine.handle.out_of_reach.set_result(None)
+            await engine.killed.wait()
+            is_gone = await self._vacate(engine, _FENCE_S)
+            where = "on a node that is out of reach"
+            return EngineExit(None, f"killed {where}" if is_gone else f"{where} for {_FENCE_S:g} s, and silent")
         except RayError as error:
-            self._shells.pop(engine_id.rank, None)
+            self._shells.pop(engine.handle.engine_id.rank, None)
+            # A shell that died by itself took its engine with it; the streams of that are not to wait for a proof.
+            await self._vacate(engine, _KILLED_S if engine.killed.is_set() else 0.0)
             return EngineExit(None, describe_ray_error(error), tuple(str(error).splitlines()[-NUM_LAST_LINES:]))
         return EngineExit(returncode, reason, tuple(lines))
 
-    async def _wait_placed(self) -> None:
-        deadline = asyncio.get_running_loop().time() + _PLACE_S
-        while waiting := [group for group in self._groups if placement_group_table(group)["state"] != _PLACED]:
-            if asyncio.get_running_loop().time() > deadline:
-                raise StartupError(
-                    f"{len(waiting)} of {len(self._groups)} ranks find no place within {_PLACE_S:g} s: each needs "
-                    f"{_amounts(self._bundle)}, the Ray cluster has {_amounts(ray_cluster.free_resources())} free"
-                )
-            await asyncio.sleep(_PLACE_POLL_S)
+    async def _vacate(self, engine: _Engine, timeout_s: float) -> bool:
+        """See to it that nothing is left of an engine; return whether that was so within ``timeout_s``."""
+        name = f"vacate the place of engine {engine.handle.engine_id}"
+        vacating = asyncio.create_task(self._wait_vacant(engine), name=name)
+        self._vacating[engine.handle.engine_id.rank] = vacating
+        return bool((await asyncio.wait([vacating], timeout=timeout_s))[0])
+
+    async def _wait_vacant(self, engine: _Engine) -> None:
+        """Wait until the engine is gone from its node, or its rank's place is: Ray moves that off a lost node."""
+        assert self._places is not None
+        rank = engine.handle.engine_id.rank
+        while not await self._reap(engine):
+            if self._places.node_of(rank) != engine.node_id:
+                return
+            await asyncio.sleep(_REACH_POLL_S)
+
+    async def _reap(self, engine: _Engine) -> bool:
+        """End what is left of an engine; return False when its node does not say so in time."""
+        if engine.node_id == ray.get_runtime_context().get_node_id():
+            return await asyncio.to_thread(reap, engine.mark, _KILLED_S)
+        on_its_node = NodeAffinitySchedulingStrategy(engine.node_id, soft=False)
+        task: Any = ray.remote(reap).options(num_cpus=0, max_retries=0, scheduling_strategy=on_its_node)
+        try:
+            return bool(await asyncio.wait_for(task.remote(engine.mark, _KILLED_S), _FENCE_S))
+        except (RayError, TimeoutError):
+            return False
 
     def _line_address(self) -> str | None:
         if self._advertise_host is not None or self._address is None:
@@ -158,14 +179,13 @@ class RayHost:
         return ray_cluster.own_address()
 
 
+def _new_shell(engine_id: EngineId, places: RayPlaces) -> Any:
+    options = places.actor_options(engine_id.rank)
+    shell: Any = ray.remote(EngineShell).options(name=f"shoal-engine-{engine_id}", max_restarts=0, **options)
+    return shell.remote()
+
+
 def describe_ray_error(error: RayError) -> str:
     """Return the one line of Ray's many that says why an actor ended."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1].split(" Some common causes")[0] if lines else type(error).__name__
-
-
-def _amounts(resources: Mapping[str, float]) -> str:
-    return (
-        " and ".join(f"{resources.get(name, 0.0):g} {name}" for name in ("CPU", "GPU") if resources.get(name))
-        or "nothing"
-    )

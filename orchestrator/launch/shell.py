@@ -10,6 +10,7 @@ from engine.config import EngineSpec
 from engine.wire.process import die_with_parent
 from orchestrator.guard import check_packages
 from orchestrator.launch.local_host import ENGINE_MODULE
+from orchestrator.launch.reaper import MARK_VARIABLE
 from orchestrator.launch.subprocess import start_child
 
 ShellResult = tuple[int, str, tuple[str, ...]]
@@ -33,8 +34,18 @@ class EngineShell:
         return asyncio.run(_run(msgspec.structs.replace(spec, node=socket.gethostname())))
 
 
+def engine_mark(spec: EngineSpec) -> str:
+    """Return what one life of one seat of one deployment is marked with on its host, see ``reaper``."""
+    return f"{spec.report_endpoint} {spec.engine_id}"
+
+
 async def _run(spec: EngineSpec) -> ShellResult:
-    child = await start_child(ENGINE_MODULE, spec, lambda line: print(line, file=sys.stderr))  # noqa: T201 - Ray's log
+    child = await start_child(
+        ENGINE_MODULE,
+        spec,
+        lambda line: print(line, file=sys.stderr),  # noqa: T201 - Ray's log
+        variables={MARK_VARIABLE: engine_mark(spec)},
+    )
     end = await child.exited
     assert end.returncode is not None
     return end.returncode, end.reason, end.last_lines

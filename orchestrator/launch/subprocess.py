@@ -8,7 +8,8 @@ import asyncio
 import signal
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import msgspec
@@ -25,16 +26,23 @@ _MAX_LINE_BYTES = 16 * 1024
 _LAST_WORDS_S = 1.0
 
 
-async def start_child(module: str, spec: Any, on_line: LineSink, pass_fds: Sequence[int] = ()) -> "ChildProcess":
+async def start_child(
+    module: str,
+    spec: Any,
+    on_line: LineSink,
+    pass_fds: Sequence[int] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> "ChildProcess":
     """Start ``python -m module`` with ``spec`` as JSON on its standard input.
 
-    on_line: gets each line of its standard error. pass_fds: descriptors it inherits under the same numbers.
+    on_line: gets each line of its standard error. pass_fds: descriptors it inherits under the same numbers. variables:
+    added to its environment.
     """
     # -P: the current directory must not win over the installed packages.
     transport, child = await asyncio.get_running_loop().subprocess_exec(
         lambda: ChildProcess(module, on_line),
         *(sys.executable, "-P", "-m", module),
-        env=child_environment(),
+        env={**child_environment(), **variables},
         pass_fds=tuple(pass_fds),
     )
     # Casts, not checks: transports of uvloop, which Ray gives its workers, do not inherit from these classes.

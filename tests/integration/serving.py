@@ -68,6 +68,10 @@ class Deployment:
         """Return what it has logged so far."""
         return (self.parent / "stderr").read_text()
 
+    def has_logged(self, text: str) -> bool:
+        """Tell whether it has logged this."""
+        return text in self.stderr
+
     def wait_ready(self) -> str:
         """Wait until it serves; return its base URL."""
 

@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import pytest
+
 from engine.config import EngineConfig, EngineKind, EngineSpec
 from engine.wire.errors import StartupError
 from engine.wire.ids import EngineId
+from engine.wire.messages import GroupState, Membership, Suspect
 from orchestrator.engine_group import EngineGroup
 from orchestrator.launch.host import EngineExit, EngineHandle, Site
 from orchestrator.progress import LineProgress
@@ -62,6 +65,10 @@ def make_spec(engine_id: EngineId) -> EngineSpec:
     )
 
 
+def group_state(seq: int, *suspects: Suspect) -> GroupState:
+    return GroupState(1, seq, Membership(0, []), None, False, [], 0, 0, [], [], suspects=list(suspects))
+
+
 async def started(
     host: PuppetHost, on_death: Callable[[SeatStatus], None], num_ranks: int = 1, rule: RestartRule = RULE
 ) -> EngineGroup:
@@ -92,6 +99,45 @@ async def test_a_seat_that_cannot_be_filled_is_tried_again_and_says_why() -> Non
     host.end(EngineId(0, 1))
     await eventually(lambda: EngineId(0, 3) in host.handles)
     assert reasons == ["killed by SIGKILL", "could not be started: no place"]
+    await group.stop(asyncio.get_running_loop().create_future())
+
+
+async def test_what_hangs_is_killed_through_its_host_once_and_refilled() -> None:
+    host, reasons = PuppetHost(), list[str]()
+    group = await started(host, lambda seat: reasons.append(seat.end_reason), num_ranks=2)
+    hung = Suspect(EngineId(1, 1), True, "no step for 3.1 s (behind step 8)", 3.1)
+    for seq in (1, 2):
+        group.on_group_state(group_state(seq, hung))
+    await eventually(partial(host.handles.get, EngineId(1, 2)))
+    assert host.killed == [EngineId(1, 1)]
+    assert reasons == ["hung: no step for 3.1 s (behind step 8), killed"]
+    await group.stop(asyncio.get_running_loop().create_future())
+
+
+@pytest.mark.parametrize("silent_first", [True, False])
+async def test_an_engine_that_is_silent_on_a_host_out_of_reach_is_given_up_at_once(silent_first: bool) -> None:
+    host = PuppetHost()
+    group = await started(host, lambda _: None, num_ranks=2)
+    lost = host.handles[EngineId(1, 1)]
+    silent = Suspect(EngineId(1, 1), False, "silent for 1.1 s", 1.1, is_silent=True)
+    events: list[Callable[[], None]] = [
+        partial(group.on_group_state, group_state(1, silent)),
+        partial(lost.out_of_reach.set_result, None),
+    ]
+    for event in events if silent_first else reversed(events):
+        assert host.killed == []
+        event()
+    await eventually(lambda: host.killed == [EngineId(1, 1)])
+    await group.stop(asyncio.get_running_loop().create_future())
+
+
+async def test_an_engine_that_reports_lives_on_although_its_host_is_out_of_reach() -> None:
+    host = PuppetHost()
+    group = await started(host, lambda _: None, num_ranks=2)
+    host.handles[EngineId(1, 1)].out_of_reach.set_result(None)
+    await asyncio.sleep(0)
+    group.on_group_state(group_state(1, Suspect(EngineId(1, 1), False, "no step for 1.1 s", 1.1)))
+    assert host.killed == []
     await group.stop(asyncio.get_running_loop().create_future())
 
 

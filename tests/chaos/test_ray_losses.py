@@ -1,0 +1,118 @@
+"""What can be lost on Ray: an engine, its shell, both stopped, and a whole node. The rank is back each time."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.serving import chat, deployment, eventually, rank_is, ranks_of
+
+pytestmark = [pytest.mark.chaos, pytest.mark.ray, pytest.mark.timeout(600)]
+
+SIM = ("--engine", "sim", "--data-parallel-size", "2", "--stall-timeout", "3", "--max-restarts", "20")
+NODE_LOSS_S = 4.0
+
+
+class Cluster:
+    """A Ray cluster of two nodes with one CPU each, in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.token = folder / "ray-token"
+        command = [sys.executable, "-m", "tests.chaos.ray_nodes", str(folder), "2"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.address = self._read()
+
+    def order(self, what: str) -> None:
+        """Have a node added or removed."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(what + "\n")
+        self._process.stdin.flush()
+        assert self._read() == "done"
+
+    def close(self) -> None:
+        """Stop it."""
+        self._process.communicate(timeout=60)
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    folder = Path(tempfile.mkdtemp(prefix="st", dir="/tmp"))
+    started = Cluster(folder)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(started.token))
+    yield started
+    started.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def engine_and_shell(url: str, rank: int) -> tuple[psutil.Process, psutil.Process]:
+    """Return the processes of a rank."""
+    engine = psutil.Process(ranks_of(url)[rank]["pid"])
+    shell = engine.parent()
+    assert shell is not None
+    return engine, shell
+
+
+def stop_engine(engine: psutil.Process, shell: psutil.Process) -> str:
+    engine.suspend()
+    return "hung: silent for 3."
+
+
+def stop_both(engine: psutil.Process, shell: psutil.Process) -> str:
+    shell.suspend()
+    engine.suspend()
+    return "hung: silent for 3."
+
+
+def kill_engine(engine: psutil.Process, shell: psutil.Process) -> str:
+    engine.kill()
+    return "killed by SIGKILL"
+
+
+def kill_shell(engine: psutil.Process, shell: psutil.Process) -> str:
+    shell.kill()
+    return "The actor is dead because its worker process has died"
+
+
+def test_what_a_rank_consists_of_may_be_stopped_or_killed_and_is_gone_before_the_seat_is_filled() -> None:
+    with deployment(*SIM) as served:
+        url = served.wait_ready()
+        for incarnation, end in enumerate((stop_engine, stop_both, kill_engine, kill_shell), start=1):
+            engine, shell = engine_and_shell(url, 1)
+            reason = end(engine, shell)
+            eventually(partial(served.has_logged, f"rank 1 (engine 1.{incarnation}) is dead: {reason}"))
+            eventually(partial(rank_is, url, 1, f"1.{incarnation + 1}"))
+            assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
+            assert chat(url, data_parallel_rank=1) == "length"
+        served.send_signal(signal.SIGTERM)
+        assert served.wait_exit() == 0, served.stderr
+        served.assert_nothing_left()
+
+
+def test_a_removed_node_is_found_by_its_silence_and_its_rank_goes_to_the_next_one(cluster: Cluster) -> None:
+    with deployment(*SIM, "--ray-address", cluster.address) as served:
+        url = served.wait_ready()
+        began_at = time.monotonic()
+        cluster.order("remove")
+        eventually(lambda: "is dead: on a node that is out of reach" in served.stderr)
+        assert time.monotonic() - began_at < NODE_LOSS_S
+        (lost,) = [rank for rank, row in ranks_of(url).items() if row["state"] != "ready"]
+        assert [chat(url) for _ in range(4)] == ["length"] * 4
+        cluster.order("add")
+        eventually(partial(rank_is, url, lost, f"{lost}.2"))
+        assert chat(url, data_parallel_rank=lost) == "length"
+        served.send_signal(signal.SIGTERM)
+        assert served.wait_exit() == 0, served.stderr
+        served.assert_nothing_left()
