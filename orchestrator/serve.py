@@ -61,7 +61,7 @@ def _make_host(config: ServeConfig, run_dir: RunDir) -> EngineHost:
     if config.executor == "local":
         return LocalHost(config.advertise_host, pass_on)
     if config.ray_address is None:
-        prepare_environment(run_dir.path)
+        prepare_environment(run_dir.path, is_alone=config.advertise_host is None)
     # ray takes 0.6 s and 60 MB to import, which no other command and no local deployment should pay
     from orchestrator.launch.ray_host import RayHost
 

@@ -1,8 +1,10 @@
 """Runs the real command ``shoal`` and looks at what it leaves behind."""
 
+import ipaddress
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,7 @@ import psutil
 from orchestrator.run_dir import live_runs
 
 DEADLINE_S = 90.0
+_GREETING_BYTES = 64
 SHOAL = Path(sys.executable).with_name("shoal")
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "ignore_eos": True}
 
@@ -100,6 +103,15 @@ class Deployment:
         ]
         return [process for process in ours if module in (line := _command_line(process)) and line]
 
+    def listening(self, module: str = "") -> dict[str, set[int]]:
+        """Return the addresses that its processes listen on, with their ports; only those of ``python -m module``."""
+        found: dict[str, set[int]] = {}
+        for process in self.processes(module):
+            for connection in process.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    found.setdefault(_plain(connection.laddr.ip), set()).add(connection.laddr.port)
+        return found
+
     def run_folders(self) -> list[Path]:
         """Return the run folders that exist."""
         return sorted(self.parent.glob("shoal-*"))
@@ -149,6 +161,21 @@ def chat(url: str, **changes: Any) -> str:
     answer = httpx.post(f"{url}/v1/chat/completions", json=CHAT | changes, timeout=DEADLINE_S)
     assert answer.status_code == httpx.codes.OK, answer.text
     return str(answer.json()["choices"][0]["finish_reason"])
+
+
+def wire_mechanism(address: str, port: int) -> str:
+    """Return what a ZeroMQ socket says it wants of its peers: ``NULL`` or ``CURVE``."""
+    with socket.create_connection((address, port), DEADLINE_S) as connection:
+        connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE".ljust(55, b"\x00"))
+        greeting = b""
+        while len(greeting) < _GREETING_BYTES and (received := connection.recv(_GREETING_BYTES)):
+            greeting += received
+    return greeting[12:32].rstrip(b"\x00").decode()
+
+
+def _plain(address: str) -> str:
+    mapped = getattr(ipaddress.ip_address(address), "ipv4_mapped", None)
+    return str(mapped or address)
 
 
 def _session(process: psutil.Process) -> int:

@@ -32,7 +32,7 @@ from tests.unit.wire.mutations import mutations
 PLAIN_TCP = ("--engine", "sim", "--executor", "local", "--data-parallel-size", "2", "--sim-step-ms", "2")
 LINES = ("--advertise-host", "127.0.0.1", "--wire-security", "none")
 NUM_CONNECTIONS = 1000
-NUM_MESSAGES = 1000
+NUM_MESSAGES = 500
 BIG_FRAME = bytes(50_000_000)
 
 NOBODY = EngineId(77, 1)
@@ -85,8 +85,7 @@ class Traffic:
 
 
 def line_ports(served: Deployment, url: str) -> list[int]:
-    listening = [c for process in served.processes() for c in process.net_connections("tcp") if c.status == "LISTEN"]
-    return sorted({c.laddr.port for c in listening} - {int(url.rpartition(":")[2])})
+    return sorted(set().union(*served.listening().values()) - {int(url.rpartition(":")[2])})
 
 
 def pids(served: Deployment) -> set[int]:

@@ -4,14 +4,13 @@ import ipaddress
 import time
 from collections.abc import Iterator
 
-import psutil
 import pytest
 import zmq
 
 from engine.wire.curve import WireSecurity
 from engine.wire.messages import GROUP_TOPIC, LOAD_TOPIC
 from engine.wire.sockets import connect, make_socket
-from tests.integration.serving import Deployment, chat, deployment, ranks_of
+from tests.integration.serving import Deployment, chat, deployment, ranks_of, wire_mechanism
 
 SIM = ("--engine", "sim", "--executor", "local", "--data-parallel-size", "2")
 PORTS = "21070-21099"
@@ -25,20 +24,10 @@ def secured() -> Iterator[Deployment]:
         yield served
 
 
-def _listening(served: Deployment) -> dict[str, set[int]]:
-    """Return the addresses that the processes of a deployment listen on, and their ports."""
-    found: dict[str, set[int]] = {}
-    for process in served.processes():
-        for connection in process.net_connections("inet"):
-            if connection.status == psutil.CONN_LISTEN:
-                found.setdefault(connection.laddr.ip, set()).add(connection.laddr.port)
-    return found
-
-
 def test_on_one_host_nothing_but_the_http_port_listens_and_that_on_loopback() -> None:
     with deployment(*SIM) as served:
         url = served.wait_ready()
-        assert _listening(served) == {"127.0.0.1": {int(url.rpartition(":")[2])}}
+        assert served.listening() == {"127.0.0.1": {int(url.rpartition(":")[2])}}
         folder = served.run_folders()[0]
         assert folder.stat().st_mode & 0o077 == 0, "the Unix sockets are for this user alone"
 
@@ -46,16 +35,17 @@ def test_on_one_host_nothing_but_the_http_port_listens_and_that_on_loopback() ->
 def test_lines_over_tcp_listen_where_they_were_told_and_nowhere_else(secured: Deployment) -> None:
     low, _, high = PORTS.partition("-")
     http_port = int(secured.wait_ready().rpartition(":")[2])
-    listening = _listening(secured)
+    listening = secured.listening()
     assert all(ipaddress.ip_address(address).is_loopback for address in listening)
     lines = {port for ports in listening.values() for port in ports} - {http_port}
     assert len(lines) == 4
     assert all(int(low) <= port <= int(high) for port in lines)
+    assert {wire_mechanism("127.0.0.1", port) for port in lines} == {"CURVE"}
 
 
 def test_a_stranger_gets_nothing_and_disturbs_nobody(secured: Deployment) -> None:
     url = secured.wait_ready()
-    lines = [port for ports in _listening(secured).values() for port in ports if not url.endswith(f":{port}")]
+    lines = [port for ports in secured.listening().values() for port in ports if not url.endswith(f":{port}")]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     subscribers, talkers = [], []
     for port in lines:

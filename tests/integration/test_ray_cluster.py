@@ -1,5 +1,6 @@
 """``shoal serve --ray-address``: a cluster that somebody else runs is used, and left as it was."""
 
+import ipaddress
 import json
 import shutil
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.serving import chat, deployment, eventually, ranks_of
+from tests.integration.serving import Deployment, chat, deployment, eventually, ranks_of, wire_mechanism
 
 pytestmark = pytest.mark.ray
 
@@ -67,6 +68,7 @@ def test_a_deployment_on_a_running_cluster_gives_everything_back(head: Head, joi
         url = served.wait_ready()
         assert chat(url) == "length"
         assert len(ranks_of(url)) == 2
+        _assert_lines_have_keys(served)
         held = head.left()
         assert held["placement_groups"] == before["placement_groups"] + 2
         assert held["actors"] == before["actors"] + 2
@@ -74,6 +76,13 @@ def test_a_deployment_on_a_running_cluster_gives_everything_back(head: Head, joi
         assert served.wait_exit() == 0, served.stderr
         served.assert_nothing_left()
     eventually(lambda: head.left() == before, 10)
+
+
+def _assert_lines_have_keys(served: Deployment) -> None:
+    """Engines may be on other hosts, so the lines are TCP, and CURVE without being told."""
+    ((address, ports),) = served.listening("lb.coordinator").items()
+    assert not ipaddress.ip_address(address).is_unspecified
+    assert [wire_mechanism(address, port) for port in ports] == ["CURVE", "CURVE"]
 
 
 def test_too_few_cpus_in_the_cluster_are_named_at_once(joining: tuple[str, ...]) -> None:

@@ -27,6 +27,7 @@ def test_every_rank_runs_under_an_actor_of_its_own_and_a_lost_actor_is_a_dead_ra
         shells = {rank: shell_of(row["pid"]) for rank, row in ranks_of(url).items()}
         assert len({shell.pid for shell in shells.values()}) == 2
         assert all(shell.name().startswith("ray::") for shell in shells.values()), shells
+        assert set(served.listening()) == {"127.0.0.1"}, "nothing of Ray's either is open to other hosts"
         core = psutil.Process(ranks_of(url)[1]["pid"])
 
         shells[1].kill()
