@@ -20,7 +20,7 @@ class Tensor:
     data: flat bytes, a view of somebody's memory (of a received frame, of an array), which lives as long as the view.
     """
 
-    __slots__ = ("data", "dtype", "shape")
+    __slots__ = ("__weakref__", "data", "dtype", "shape")
 
     def __init__(self, dtype: str, shape: Sequence[int], data: Any) -> None:
         """Wrap any C-contiguous buffer.

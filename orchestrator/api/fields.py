@@ -58,10 +58,16 @@ def _join_text_parts(value: Any) -> Any:
     return "\n".join(texts)
 
 
+NO_PROMPTS = ()
+"""Takes the place of prompts where they come in another form; nothing in JSON is like it."""
+
+
 def _as_prompts(value: Any) -> list[str | list[int]]:
     """Return a list of prompts, each a text or token ids, for any of OpenAI's four forms."""
     if isinstance(value, str):
         return [value]
+    if value is NO_PROMPTS:
+        return []
     if isinstance(value, list) and value:
         if all(type(item) is int for item in value):
             return [value]
@@ -80,6 +86,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 StopStrings = Annotated[list[StopString], Field(max_length=16), BeforeValidator(_as_list)]
 Text = Annotated[str | None, BeforeValidator(_join_text_parts)]
 Prompts = Annotated[list[str | list[int]], PlainValidator(_as_prompts)]
+EncodedEmbeds = Annotated[list[NonEmpty], Field(min_length=1), BeforeValidator(_as_list)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 LogitBias = Annotated[dict[int, Bias], Field(max_length=1024)]

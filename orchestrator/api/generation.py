@@ -1,10 +1,11 @@
-"""The two generation endpoints, as a raw ASGI callable in front of everything else.
+"""The endpoints that ask something of the engines, as a raw ASGI callable in front of everything else.
 
 FastAPI's routing and middleware cost 0.3 ms per request and wrap every ``send``, so the requests that matter do not
 pass through them. Streaming and whole answers take the same way: the text is pushed from the output loop, and this
 request's own task only waits for the end, or for the caller to go away.
 """
 
+import asyncio
 import os
 import string
 import time
@@ -16,16 +17,23 @@ from engine.wire.errors import InvalidRequestError, OverloadedError
 from metrics.stats import ServingStats
 from orchestrator.api.admission import Admission
 from orchestrator.api.body import BodyReader, CallerGoneError
+from orchestrator.api.embeddings import EmbeddingReply, EmbeddingRequest
+from orchestrator.api.embeds import read_prompts
 from orchestrator.api.errors import ApiError, to_api_error
 from orchestrator.api.open_requests import OpenRequests
 from orchestrator.api.protocol import ChatCompletionRequest, CompletionRequest
 from orchestrator.api.push import Pusher, Receive, Send
-from orchestrator.api.replies import ReplyHead, StreamReply, WholeReply, error_headers, start_message
+from orchestrator.api.replies import Reply, ReplyHead, StreamReply, WholeReply, error_headers, start_message
 from orchestrator.llm.async_llm import AsyncLLM
 from orchestrator.llm.stream import RequestStream
 
-_CHAT_PATH = "/v1/chat/completions"
-_COMPLETION_PATH = "/v1/completions"
+Request = ChatCompletionRequest | CompletionRequest | EmbeddingRequest
+
+_REQUESTS: Mapping[str, type[Request]] = {
+    "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/embeddings": EmbeddingRequest,
+}
 _RANK_HEADER = b"x-data-parallel-rank"
 _REQUEST_ID_HEADER = b"x-request-id"
 _MAX_REQUEST_ID_LENGTH = 128
@@ -37,13 +45,16 @@ Scope = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
+    """One request under way. request_id, reply_id: the names its caller knows it by."""
+
+    request_id: str
+    reply_id: str
     stream: RequestStream
-    head: ReplyHead
-    streaming: bool
+    reply: Reply
 
 
 class GenerationApp:
-    """Answers ``POST`` on the two paths and leaves every other request to the next application."""
+    """Answers ``POST`` on its paths and leaves every other request to the next application."""
 
     def __init__(
         self,
@@ -65,8 +76,8 @@ class GenerationApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
-        path = scope.get("path")
-        if scope["type"] != "http" or (path != _CHAT_PATH and path != _COMPLETION_PATH):
+        path = str(scope.get("path"))
+        if scope["type"] != "http" or path not in _REQUESTS:
             await self._fallback(scope, receive, send)
             return
         headers = dict(scope["headers"])
@@ -85,22 +96,27 @@ class GenerationApp:
             await self._refuse(error, request_id, send)
             return
         try:
-            await self._serve(path == _CHAT_PATH, body, headers, request_id, receive, send)
+            await self._serve(_REQUESTS[path], body, headers, request_id, receive, send)
         finally:
             self._admission.leave()
 
     async def _serve(
-        self, chat: bool, body: bytes, headers: dict[bytes, bytes], request_id: str, receive: Receive, send: Send
+        self,
+        kind: type[Request],
+        body: bytes,
+        headers: dict[bytes, bytes],
+        request_id: str,
+        receive: Receive,
+        send: Send,
     ) -> None:
         try:
-            opened = await self._open(chat, body, headers, request_id)
+            opened = await self._open(kind.model_validate_json(body), headers, request_id)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets an answer; the unforeseen is logged
             await self._refuse(error, request_id, send)
             return
         await self._answer(opened, receive, send)
 
-    async def _open(self, chat: bool, body: bytes, headers: dict[bytes, bytes], request_id: str) -> _Opened:
-        request = (ChatCompletionRequest if chat else CompletionRequest).model_validate_json(body)
+    async def _open(self, request: Request, headers: dict[bytes, bytes], request_id: str) -> _Opened:
         if request.model != self._model:
             raise ApiError(
                 404,
@@ -108,11 +124,12 @@ class GenerationApp:
                 param="model",
                 code="model_not_found",
             )
-        params = request.to_params(_explicit_rank(headers, request.data_parallel_rank))
-        if isinstance(request, ChatCompletionRequest):
-            stream = await self._llm.chat([message.for_template() for message in request.messages], params)
-        else:
-            stream = await self._llm.generate(request.prompt, params)
+        rank = _explicit_rank(headers, request.data_parallel_rank)
+        if isinstance(request, EmbeddingRequest):
+            stream = await self._llm.embed(request.input, dimensions=request.dimensions, data_parallel_rank=rank)
+            return _Opened(request_id, f"embd-{_random_name()}", stream, EmbeddingReply(stream, request, request_id))
+        stream = await self._generate(request, rank)
+        chat = isinstance(request, ChatCompletionRequest)
         head = ReplyHead(
             reply_id=f"{'chatcmpl' if chat else 'cmpl'}-{_random_name()}",
             request_id=request_id,
@@ -121,19 +138,27 @@ class GenerationApp:
             chat=chat,
             include_usage=request.include_usage,
         )
-        return _Opened(stream, head, bool(request.stream))
+        reply = (StreamReply if request.stream else WholeReply)(stream, head)
+        return _Opened(request_id, head.reply_id, stream, reply)
+
+    async def _generate(self, request: ChatCompletionRequest | CompletionRequest, rank: int | None) -> RequestStream:
+        params = request.to_params(rank)
+        if isinstance(request, ChatCompletionRequest):
+            return await self._llm.chat([message.for_template() for message in request.messages], params)
+        if request.prompt_embeds is None:
+            return await self._llm.generate(request.prompt, params)
+        return await self._llm.generate(await asyncio.to_thread(read_prompts, request.prompt_embeds), params)
 
     async def _answer(self, opened: _Opened, receive: Receive, send: Send) -> None:
         """Send the answer while it comes; when the caller goes away first, free its place in the engines."""
         stream = opened.stream
-        reply = (StreamReply if opened.streaming else WholeReply)(stream, opened.head)
-        pusher = Pusher(reply, receive, send)
-        self._open_requests.add(opened.head.request_id, opened.head.reply_id, stream)
+        pusher = Pusher(opened.reply, receive, send)
+        self._open_requests.add(opened.request_id, opened.reply_id, stream)
         try:
             stream.attach(pusher.on_update)
             await pusher.run()
         finally:
-            self._open_requests.remove(opened.head.request_id, opened.head.reply_id, stream)
+            self._open_requests.remove(opened.request_id, opened.reply_id, stream)
             stream.detach()
             if not stream.finished:
                 await self._llm.abort(stream)

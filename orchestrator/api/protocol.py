@@ -10,8 +10,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from orchestrator.api.fields import (
+    NO_PROMPTS,
     AllowedTokenIds,
     BadWords,
+    EncodedEmbeds,
     LogitBias,
     NonEmpty,
     NumLogprobs,
@@ -208,6 +210,7 @@ class CompletionRequest(GenerationRequest):
     """Body of ``POST /v1/completions``."""
 
     prompt: Prompts
+    prompt_embeds: EncodedEmbeds | None = None
 
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: NumLogprobs | None = None
@@ -216,10 +219,25 @@ class CompletionRequest(GenerationRequest):
     best_of: Unsupported = None
     suffix: Unsupported = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _embeddings_need_no_prompt(cls, data: Any) -> Any:
+        """Take the prompt out that OpenAI's own client insists on sending beside embeddings."""
+        if isinstance(data, dict) and data.get("prompt_embeds") and data.get("prompt") in (None, "", []):
+            return {**data, "prompt": NO_PROMPTS}
+        return data
+
+    @model_validator(mode="after")
+    def _prompts_have_one_form(self) -> Self:
+        if self.prompt and self.prompt_embeds:
+            raise ValueError("prompt and prompt_embeds exclude each other; leave out one of the two")
+        return self
+
     @model_validator(mode="after")
     def _not_too_many_choices(self) -> Self:
-        if len(self.prompt) * (self.n or 1) > MAX_CHOICES:
-            raise ValueError(f"prompt holds {len(self.prompt)} prompts: prompts times n may be {MAX_CHOICES} at most")
+        num_prompts = len(self.prompt) + len(self.prompt_embeds or ())
+        if num_prompts * (self.n or 1) > MAX_CHOICES:
+            raise ValueError(f"prompt holds {num_prompts} prompts: prompts times n may be {MAX_CHOICES} at most")
         return self
 
     @model_validator(mode="after")

@@ -17,7 +17,7 @@ from orchestrator.llm.stream import Choice, RequestStream
 StartMessage = dict[str, Any]
 Headers = list[tuple[bytes, bytes]]
 
-_JSON = (b"content-type", b"application/json")
+JSON_TYPE = (b"content-type", b"application/json")
 _EVENTS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -116,7 +116,7 @@ class StreamReply:
         return (self._format.usage(usage_of(self._stream)) if self._head.include_usage else b"") + DONE
 
     def _error_body(self, error: Exception) -> bytes:
-        self.start, body = _error_answer(error, self._head.request_id)
+        self.start, body = error_answer(error, self._head.request_id)
         return body
 
 
@@ -135,10 +135,10 @@ class WholeReply:
             return b""
         self.finished = True
         if self._stream.error is not None:
-            self.start, body = _error_answer(self._stream.error, self._head.request_id)
+            self.start, body = error_answer(self._stream.error, self._head.request_id)
             return body
         body = msgspec.json.encode(self._content())
-        self.start = start_message(200, [_JSON, (b"content-length", str(len(body)).encode())], self._head.request_id)
+        self.start = start_message(200, [JSON_TYPE, (b"content-length", b"%d" % len(body))], self._head.request_id)
         return body
 
     def _content(self) -> dict[str, Any]:
@@ -186,7 +186,8 @@ def _prompt_field(choice: Choice) -> dict[str, Any]:
     return {} if told is None else {"prompt_logprobs": told}
 
 
-def _error_answer(error: Exception, request_id: str) -> tuple[StartMessage, bytes]:
+def error_answer(error: Exception, request_id: str) -> tuple[StartMessage, bytes]:
+    """Return the start and the body of the answer that an exception gets."""
     answer = to_api_error(error)
     body = answer.body()
     return start_message(answer.status, error_headers(answer.headers(), len(body)), request_id), body
@@ -195,4 +196,4 @@ def _error_answer(error: Exception, request_id: str) -> tuple[StartMessage, byte
 def error_headers(extra: dict[str, str], length: int) -> Headers:
     """Return the headers of an error answer of that many bytes."""
     named = [(name.encode(), value.encode()) for name, value in extra.items()]
-    return [_JSON, (b"content-length", str(length).encode()), *named]
+    return [JSON_TYPE, (b"content-length", str(length).encode()), *named]

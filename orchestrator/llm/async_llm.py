@@ -8,16 +8,19 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from client.core_client import GroupClient
-from engine.wire.errors import EngineDeadError, InvalidRequestError, OverloadedError
+from engine.wire.errors import EngineDeadError, InvalidRequestError
 from engine.wire.messages import AddRequest
-from engine.wire.sampling import SamplingParams
+from engine.wire.sampling import PoolingParams, SamplingParams
+from engine.wire.tensors import Tensor
 from lb.views import EngineView
 from metrics.stats import ServingStats
 from orchestrator.llm.chat_template import Message
 from orchestrator.llm.detokenizer import Detokenizer
+from orchestrator.llm.embeds import EmbedsBudget
+from orchestrator.llm.limits import ModelLimits
 from orchestrator.llm.outputs import OutputProcessor, SequenceName
 from orchestrator.llm.params import EncodedRules, GenerationParams
-from orchestrator.llm.rules import RuleEncoder, check_features
+from orchestrator.llm.rules import RuleEncoder, check_embeds_params, check_features
 from orchestrator.llm.scores import ChoiceScores
 from orchestrator.llm.stop import StopChecker
 from orchestrator.llm.stream import Choice, RequestStream
@@ -26,11 +29,13 @@ from orchestrator.llm.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
-Prompt = str | list[int]
+Prompt = str | list[int] | Tensor
+"""A text, its tokens, or their embeddings [num_tokens, hidden_size]."""
 
 _INLINE_CHARACTERS = 2_000
 """Shorter texts are tokenised on the event loop: a trip to a thread costs as much as 100 tokens."""
 
+_PROMPTS_PER_TURN = 16
 _NUM_TOKENIZER_THREADS = 2
 
 
@@ -63,9 +68,8 @@ class AsyncLLM:
         self._threads = ThreadPoolExecutor(_NUM_TOKENIZER_THREADS, "tokenise")
         self._rules = RuleEncoder(tokenizer)
         self._texts = TokenTexts(tokenizer.backend)
-        self._max_model_len = 0
-        self._vocab_size = 0
-        self._features: frozenset[str] = frozenset()
+        self._limits = ModelLimits()
+        self._embeds_budget = EmbedsBudget()
         self._output_task: asyncio.Task[None] | None = None
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -99,7 +103,11 @@ class AsyncLLM:
 
     def statistics(self) -> dict[str, int]:
         """Return counters of this facade and of its client."""
-        own = {"open_choices": self._processor.num_open, "outputs_for_unknown": self._processor.num_unknown}
+        own = {
+            "open_choices": self._processor.num_open,
+            "outputs_for_unknown": self._processor.num_unknown,
+            "embeds_bytes": self._embeds_budget.num_held_bytes,
+        }
         return own | self._client.statistics()
 
     # --- requests ---------------------------------------------------------------------------------------------------
@@ -116,15 +124,39 @@ class AsyncLLM:
 
         Raises:
             InvalidRequestError: a prompt is too long; tokens are named that the model does not have; a grammar is none;
-                the engines cannot do what is asked for.
-            OverloadedError: no engine can take it now.
+                the engines cannot do what is asked for; embeddings are not this model's.
+            OverloadedError: no engine can take it now, or too many embeddings are held already.
             EngineDeadError: the line to the engines is closed.
         """
-        token_ids = [
-            await self._tokenise(prompt, "prompt", special=True) if isinstance(prompt, str) else prompt
-            for prompt in prompts
-        ]
-        return await self._submit(token_ids, params, "prompt")
+        return await self._submit(await self._encode(prompts, "prompt"), params, "prompt")
+
+    async def embed(
+        self,
+        prompts: Sequence[str | list[int]],
+        *,
+        dimensions: int | None = None,
+        data_parallel_rank: int | None = None,
+    ) -> RequestStream:
+        """Work out one vector per prompt; choice i ends with that of prompt i in ``pooled``, and has no text.
+
+        dimensions: numbers that are wanted of each; whoever reads the vectors shortens them (see ``vectors.py``).
+
+        Raises:
+            InvalidRequestError: a prompt is too long, the model gives no vectors, or none so long.
+            OverloadedError, EngineDeadError: as ``generate``.
+        """
+        created_at = time.monotonic()
+        self._learn_limits()
+        self._limits.check_vectors(dimensions)
+        requests = []
+        for token_ids in await self._encode(prompts, "input"):
+            assert isinstance(token_ids, list), "vectors are made of tokens"
+            self._limits.check_tokens(token_ids, "input")
+            self._limits.check_length(len(token_ids), "input")
+            request = self._add_request(self._client.request_ids.draw(), 0, token_ids, SamplingParams(max_tokens=0))
+            request.pooling = PoolingParams()
+            requests.append(request)
+        return await self._open(requests, GenerationParams(data_parallel_rank=data_parallel_rank), created_at)
 
     async def abort(self, stream: RequestStream) -> None:
         """End what is open of a stream with reason ``abort`` and free its place in the engines; idempotent."""
@@ -137,36 +169,50 @@ class AsyncLLM:
 
     # --- submission -------------------------------------------------------------------------------------------------
 
+    async def _encode(self, prompts: Sequence[Prompt], field: str) -> list[list[int] | Tensor]:
+        encoded: list[list[int] | Tensor] = []
+        for prompt in prompts:
+            encoded.append(await self._tokenise(prompt, field, special=True) if isinstance(prompt, str) else prompt)
+            if len(encoded) % _PROMPTS_PER_TURN == 0:
+                await asyncio.sleep(0)  # other requests get their turn
+        return encoded
+
     async def _tokenise(self, text: str, field: str, *, special: bool) -> list[int]:
         """Return the token ids; refuse a text that is too long whatever its tokens, before that costs anything."""
         if len(text) < _INLINE_CHARACTERS:
             return self._tokenizer.encode(text, special)
         self._learn_limits()
-        if len(text) > self._max_model_len * self._tokenizer.longest_token:
+        limit = self._limits.max_model_len
+        if len(text) > limit * self._tokenizer.longest_token:
             raise InvalidRequestError(
-                f"{field}: a text of {len(text)} characters has more than the {self._max_model_len} tokens of this "
-                "model's context",
+                f"{field}: a text of {len(text)} characters has more than the {limit} tokens of this model's context",
                 field,
             )
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._tokenizer.encode, text, special)
 
-    async def _submit(self, prompts: Sequence[list[int]], params: GenerationParams, field: str) -> RequestStream:
+    async def _submit(
+        self, prompts: Sequence[list[int] | Tensor], params: GenerationParams, field: str
+    ) -> RequestStream:
         created_at = time.monotonic()
         self._learn_limits()
-        self._check_vocabulary(params.stop_token_ids, "stop_token_ids")
-        self._check_vocabulary(params.allowed_token_ids, "allowed_token_ids")
-        self._check_vocabulary(list(params.logit_bias), "logit_bias")
-        check_features(params, self._features)
+        self._limits.check_tokens(params.stop_token_ids, "stop_token_ids")
+        self._limits.check_tokens(params.allowed_token_ids, "allowed_token_ids")
+        self._limits.check_tokens(list(params.logit_bias), "logit_bias")
+        check_features(params, self._limits.features)
         rules = await self._rules.encode(params)
-        requests = [request for ids in prompts for request in self._requests_of_prompt(ids, params, rules, field)]
+        requests = [request for prompt in prompts for request in self._requests_of(prompt, params, rules, field)]
+        return await self._open(requests, params, created_at)
+
+    async def _open(self, requests: list[AddRequest], params: GenerationParams, created_at: float) -> RequestStream:
         stream = RequestStream(
             [self._choice(index, request, params) for index, request in enumerate(requests)], created_at
         )
         self._processor.register(stream)
         await self._send(stream, requests, params.data_parallel_rank)
-        for token_ids in prompts:
-            self._stats.on_accepted(len(token_ids))
+        for request in requests:
+            if request.sample_index == 0:
+                self._stats.on_accepted(len(request.prompt_token_ids))
         return stream
 
     async def _send(self, stream: RequestStream, requests: list[AddRequest], rank: int | None) -> None:
@@ -179,16 +225,32 @@ class AsyncLLM:
             await self._abort_on_engines(self._processor.forget(stream))
             raise
 
-    def _requests_of_prompt(
-        self, token_ids: list[int], params: GenerationParams, rules: EncodedRules, field: str
+    def _requests_of(
+        self, prompt: list[int] | Tensor, params: GenerationParams, rules: EncodedRules, field: str
     ) -> list[AddRequest]:
-        self._check_vocabulary(token_ids, field)
-        sampling = params.for_prompt(len(token_ids), self._max_model_len, self._rng.getrandbits(63), field, rules)
+        embeds = prompt if isinstance(prompt, Tensor) else None
+        token_ids = self._placeholders(prompt, params) if isinstance(prompt, Tensor) else prompt
+        self._limits.check_tokens(token_ids, field)
+        room = self._limits.max_model_len
+        sampling = params.for_prompt(len(token_ids), room, self._rng.getrandbits(63), field, rules)
         request_id = self._client.request_ids.draw()
-        return [self._add_request(request_id, sample, token_ids, sampling) for sample in range(params.n)]
+        if embeds is not None:
+            self._embeds_budget.hold(embeds)
+        return [self._add_request(request_id, sample, token_ids, sampling, embeds) for sample in range(params.n)]
+
+    def _placeholders(self, embeds: Tensor, params: GenerationParams) -> list[int]:
+        """Return what stands where the tokens of a prompt of embeddings would."""
+        self._limits.check_embeds(embeds, params.n)
+        check_embeds_params(params)
+        return [0] * embeds.shape[0]
 
     def _add_request(
-        self, request_id: int, sample_index: int, token_ids: list[int], sampling: SamplingParams
+        self,
+        request_id: int,
+        sample_index: int,
+        token_ids: list[int],
+        sampling: SamplingParams,
+        embeds: Tensor | None = None,
     ) -> AddRequest:
         return AddRequest(
             client_id=self._client.client_id,
@@ -200,6 +262,7 @@ class AsyncLLM:
             prompt_token_ids=token_ids,
             output_token_ids=[],
             sampling=sampling,
+            prompt_embeds=embeds,
         )
 
     def _choice(self, index: int, request: AddRequest, params: GenerationParams) -> Choice:
@@ -208,7 +271,7 @@ class AsyncLLM:
             request_id=request.request_id,
             sample_index=request.sample_index,
             num_prompt_tokens=len(request.prompt_token_ids),
-            detokenizer=Detokenizer(self._tokenizer, request.prompt_token_ids),
+            detokenizer=Detokenizer(self._tokenizer, request.prompt_token_ids if request.prompt_embeds is None else ()),
             stop=StopChecker(params.stop, params.include_stop_str_in_output) if params.stop else None,
             token_ids=[] if self._keep_token_ids else None,
             echo=self._tokenizer.decode(request.prompt_token_ids) if params.echo else "",
@@ -227,18 +290,8 @@ class AsyncLLM:
         )
 
     def _learn_limits(self) -> None:
-        """Take the model's limits from the first engine that is ready: they are the same for the whole deployment."""
-        if self._max_model_len:
-            return
-        ready = next((view.ready for view in self._client.engine_views() if view.ready is not None), None)
-        if ready is None:
-            raise OverloadedError("no engine is ready yet")
-        self._max_model_len, self._vocab_size = ready.max_model_len, ready.vocab_size
-        self._features = frozenset(ready.features)
-
-    def _check_vocabulary(self, token_ids: Sequence[int], field: str) -> None:
-        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
-            raise InvalidRequestError(f"token ids must be in [0, {self._vocab_size})", field)
+        if not self._limits.max_model_len:
+            self._limits.learn(self._client.engine_views())
 
     # --- outputs ----------------------------------------------------------------------------------------------------
 

@@ -1,57 +1,86 @@
 """Many prompts through the facade, so many at a time that every engine is full and picks still follow the load."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from engine.wire.errors import ShoalError
+from engine.wire.tensors import Tensor
 from orchestrator.llm.async_llm import AsyncLLM
 from orchestrator.llm.params import GenerationParams
-from orchestrator.llm.request_output import RequestOutput, finished_output
+from orchestrator.llm.request_output import EmbeddingOutput, RequestOutput, embedded_output, finished_output
+from orchestrator.llm.stream import RequestStream
+
+T = TypeVar("T")
+
+Encode = Callable[[], tuple[str | None, list[int] | Tensor]]
+"""Makes the text of one prompt, if it has one, and its token ids or their embeddings; may raise ``ShoalError``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt to finish. encode: makes its text, if it has one, and its token ids; may raise ``ShoalError``."""
+    """One prompt to finish."""
 
-    encode: Callable[[], tuple[str | None, list[int]]]
+    encode: Encode
     params: GenerationParams
 
 
 async def run_batch(
-    llm: AsyncLLM, jobs: Sequence[Job], num_open: int, on_done: Callable[[RequestOutput], None]
-) -> list[RequestOutput]:
-    """Finish every job; return the outputs in the order of the jobs. A job that fails fails alone.
+    work: Sequence[Callable[[], Coroutine[Any, Any, T]]], num_open: int, on_done: Callable[[T], None]
+) -> list[T]:
+    """Finish all the work; return the outputs in its order.
 
-    num_open: jobs under way at once. All at once would fix every pick before the first token is known, and the rank
+    num_open: pieces under way at once. All at once would fix every pick before the first token is known, and the rank
         that got the long ones would end last.
     on_done: called with each output as it comes. Cancelling frees what is under way.
     """
-    outputs: dict[int, RequestOutput] = {}
-    waiting = iter(enumerate(jobs))
+    outputs: dict[int, T] = {}
+    waiting = iter(enumerate(work))
 
-    async def work() -> None:
-        for index, job in waiting:  # shared: each takes the next one
-            outputs[index] = await _finish(llm, job)
+    async def labour() -> None:
+        for index, piece in waiting:  # shared: each takes the next one
+            outputs[index] = await piece()
             on_done(outputs[index])
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(num_open, len(jobs))):
-            group.create_task(work())
-    return [outputs[index] for index in range(len(jobs))]
+        for _ in range(min(num_open, len(work))):
+            group.create_task(labour())
+    return [outputs[index] for index in range(len(work))]
 
 
-async def _finish(llm: AsyncLLM, job: Job) -> RequestOutput:
+async def generate_one(llm: AsyncLLM, job: Job) -> RequestOutput:
+    """Finish one prompt; one that is refused or fails has ``error`` set."""
     prompt: str | None = None
     token_ids: list[int] = []
     try:
-        prompt, token_ids = job.encode()
-        stream = await llm.generate([token_ids], job.params)
+        prompt, encoded = job.encode()
+        token_ids = encoded if isinstance(encoded, list) else []
+        stream = await llm.generate([encoded], job.params)
     except ShoalError as error:
         return RequestOutput(prompt=prompt, prompt_token_ids=token_ids, outputs=[], error=error)
+    await _finished(llm, stream)
+    return finished_output(prompt, token_ids, stream)
+
+
+async def embed_one(llm: AsyncLLM, encode: Encode, dimensions: int | None) -> EmbeddingOutput:
+    """Work out the vector of one prompt; one that is refused or fails has ``error`` set."""
+    prompt: str | None = None
+    token_ids: list[int] = []
+    try:
+        prompt, encoded = encode()
+        assert isinstance(encoded, list), "vectors are made of tokens"
+        token_ids = encoded
+        stream = await llm.embed([token_ids], dimensions=dimensions)
+    except ShoalError as error:
+        return EmbeddingOutput(prompt=prompt, prompt_token_ids=token_ids, embedding=[], error=error)
+    await _finished(llm, stream)
+    return embedded_output(prompt, token_ids, stream, dimensions)
+
+
+async def _finished(llm: AsyncLLM, stream: RequestStream) -> None:
     try:
         await stream.wait_finished()
     except asyncio.CancelledError:
         await llm.abort(stream)
         raise
-    return finished_output(prompt, token_ids, stream)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 from client.inproc_client import InprocClient, MakeCore
 from client.loop_thread import LoopThread
@@ -20,28 +20,42 @@ from engine.config import EngineConfig
 from engine.model.names import ResolvedModel, resolve_model
 from engine.wire.errors import EngineDeadError, InvalidRequestError
 from engine.wire.ids import EngineId
+from engine.wire.tensors import Tensor
 from lb.views import EngineState, EngineView
 from metrics.stats import ServingStats
 from orchestrator.engine_config import engine_config
-from orchestrator.llm.async_llm import AsyncLLM, Prompt
-from orchestrator.llm.batch import Job, run_batch
+from orchestrator.llm.async_llm import AsyncLLM
+from orchestrator.llm.batch import Encode, Job, embed_one, generate_one, run_batch
 from orchestrator.llm.chat_template import Message
+from orchestrator.llm.embeds import from_array
 from orchestrator.llm.offline_config import offline_config
-from orchestrator.llm.offline_progress import generation_bar, loading_status
+from orchestrator.llm.offline_progress import loading_status, prompts_bar
 from orchestrator.llm.params import GenerationParams
-from orchestrator.llm.request_output import CompletionOutput, RequestMetrics, RequestOutput
+from orchestrator.llm.request_output import CompletionOutput, EmbeddingOutput, RequestMetrics, RequestOutput
 from orchestrator.llm.scores import ScoredToken
 from orchestrator.llm.tokenizer import TextTokenizer, load_tokenizer
 from orchestrator.tokenizer_export import find_tokenizer
 
-__all__ = ["LLM", "CompletionOutput", "GenerationParams", "RequestMetrics", "RequestOutput", "ScoredToken"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "GenerationParams",
+    "RequestMetrics",
+    "RequestOutput",
+    "ScoredToken",
+]
 
 _log = logging.getLogger(__name__)
+
+Prompt = str | list[int] | Any
+"""A text, token ids, or their embeddings: a matrix [num_tokens, hidden_size] of NumPy, torch or the like."""
 
 Params = GenerationParams | Sequence[GenerationParams] | None
 """One for all prompts, or one for each; None takes the defaults."""
 
 Conversation = Sequence[Message]
+Output = TypeVar("Output", RequestOutput, EmbeddingOutput)
 
 _OPEN_PER_SEAT = 2
 """Prompts under way per sequence that the engines can run at once: one that runs and one that waits to."""
@@ -94,7 +108,7 @@ class LLM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, progress: bool = True
     ) -> list[RequestOutput]:
-        """Continue each prompt, a text or token ids; return the outputs in the order of the prompts.
+        """Continue each prompt, a text, token ids or embeddings; return the outputs in the order of the prompts.
 
         A prompt that fails, or is refused, fails alone: its output has ``error`` set.
         progress: show a bar on standard error.
@@ -119,6 +133,31 @@ class LLM:
         batch = _as_conversations(messages)
         return self._run([partial(_encode_messages, self._tokenizer, chat) for chat in batch], params, progress)
 
+    def embed(
+        self,
+        prompts: str | list[int] | Sequence[str | list[int]],
+        *,
+        dimensions: int | None = None,
+        progress: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """Return one vector of length 1 per prompt, a text or token ids, in the order of the prompts.
+
+        A prompt that fails, or is refused, fails alone: its output has ``error`` set.
+        dimensions: keep so many numbers of each. progress: show a bar on standard error.
+
+        Raises:
+            TypeError: a prompt is no prompt. EngineDeadError: closed, or no engine is left.
+        """
+        self._check_alive()
+        batch = _as_prompts(prompts, with_embeds=False)
+        work = [
+            partial(embed_one, self._llm, partial(_encode_prompt, self._tokenizer, prompt), dimensions)
+            for prompt in batch
+        ]
+        with prompts_bar(len(work), shown=progress) as show:
+            outputs = self._loop.run(run_batch(work, self._num_open, lambda done: show(len(done.prompt_token_ids))))
+        return _with_failures_logged(outputs)
+
     def engine_views(self) -> list[EngineView]:
         """Return what is known of every rank."""
         return self._llm.engine_views()
@@ -132,19 +171,15 @@ class LLM:
         self._finalizer()
         self._loop.join()
 
-    def _run(
-        self, prompts: list[Callable[[], tuple[str | None, list[int]]]], params: Params, progress: bool
-    ) -> list[RequestOutput]:
+    def _run(self, prompts: list[Encode], params: Params, progress: bool) -> list[RequestOutput]:
         self._check_alive()
         jobs = [Job(encode, own) for encode, own in zip(prompts, _per_prompt(params, len(prompts)), strict=True)]
         num_samples = max((job.params.n for job in jobs), default=1)
         num_open = max(1, self._num_open // num_samples)
-        with generation_bar(len(jobs), shown=progress) as on_done:
-            outputs = self._loop.run(run_batch(self._llm, jobs, num_open, on_done))
-        num_failed = sum(output.error is not None for output in outputs)
-        if num_failed:
-            _log.warning("%d of %d prompts failed; their outputs say why", num_failed, len(outputs))
-        return outputs
+        work = [partial(generate_one, self._llm, job) for job in jobs]
+        with prompts_bar(len(jobs), shown=progress) as show:
+            outputs = self._loop.run(run_batch(work, num_open, lambda done: show(_num_drawn(done))))
+        return _with_failures_logged(outputs)
 
     def _check_alive(self) -> None:
         if not self._finalizer.alive:
@@ -152,6 +187,17 @@ class LLM:
         views = self.engine_views()
         if all(view.state is EngineState.DEAD for view in views):
             raise EngineDeadError("; ".join(f"engine {view.engine_id}: {view.reason}" for view in views))
+
+
+def _num_drawn(output: RequestOutput) -> int:
+    return sum(len(sample.token_ids) for sample in output.outputs)
+
+
+def _with_failures_logged(outputs: list[Output]) -> list[Output]:
+    num_failed = sum(output.error is not None for output in outputs)
+    if num_failed:
+        _log.warning("%d of %d prompts failed; their outputs say why", num_failed, len(outputs))
+    return outputs
 
 
 async def _start(llm: AsyncLLM) -> None:
@@ -192,10 +238,10 @@ def _core_maker(config: EngineConfig, show: Callable[[str], None]) -> MakeCore:
     return make
 
 
-def _encode_prompt(tokenizer: TextTokenizer, prompt: Prompt) -> tuple[str | None, list[int]]:
+def _encode_prompt(tokenizer: TextTokenizer, prompt: Prompt) -> tuple[str | None, list[int] | Tensor]:
     if isinstance(prompt, str):
         return prompt, tokenizer.encode(prompt, add_special_tokens=True)
-    return None, prompt
+    return None, prompt if isinstance(prompt, list) else from_array(prompt)
 
 
 def _encode_messages(tokenizer: TextTokenizer, messages: Conversation) -> tuple[str | None, list[int]]:
@@ -204,13 +250,15 @@ def _encode_messages(tokenizer: TextTokenizer, messages: Conversation) -> tuple[
     return text, tokenizer.encode(text, add_special_tokens=False)
 
 
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [cast(Prompt, prompts)]
-    batch = list(cast(Sequence[Prompt], prompts))
+def _as_prompts(prompts: Any, *, with_embeds: bool = True) -> list[Prompt]:
+    if isinstance(prompts, str) or hasattr(prompts, "__array__") or (prompts and isinstance(prompts[0], int)):
+        batch = [prompts]
+    else:
+        batch = list(prompts)
     for index, prompt in enumerate(batch):
-        if not isinstance(prompt, str | list):
-            raise TypeError(f"prompt {index} is a {type(prompt).__name__}; a prompt is a text or a list of token ids")
+        if not isinstance(prompt, str | list) and not (with_embeds and hasattr(prompt, "__array__")):
+            kinds = "a text, a list of token ids or an array of embeddings" if with_embeds else "a text or token ids"
+            raise TypeError(f"prompt {index} is a {type(prompt).__name__}; a prompt is {kinds}")
     return batch
 
 

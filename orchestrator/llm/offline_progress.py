@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from orchestrator.llm.request_output import RequestOutput
-
 
 @contextmanager
 def loading_status(*, shown: bool) -> Iterator[Callable[[str], None]]:
@@ -20,8 +18,11 @@ def loading_status(*, shown: bool) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def generation_bar(num_prompts: int, *, shown: bool) -> Iterator[Callable[[RequestOutput], None]]:
-    """Show a bar of finished prompts and the tokens per second so far; yields what takes each output, in any thread."""
+def prompts_bar(num_prompts: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """Show a bar of finished prompts and the tokens per second so far.
+
+    Yields what takes the number of tokens of each prompt as it ends, in any thread.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -35,9 +36,9 @@ def generation_bar(num_prompts: int, *, shown: bool) -> Iterator[Callable[[Reque
         bar.add_task("prompts", total=num_prompts, rate="")
         (task,) = bar.tasks
 
-        def on_done(output: RequestOutput) -> None:
+        def on_done(count: int) -> None:
             nonlocal num_tokens
-            num_tokens += sum(len(sample.token_ids) for sample in output.outputs)
+            num_tokens += count
             rate = num_tokens / task.elapsed if task.elapsed else 0.0
             bar.update(task.id, advance=1, rate=f"{rate:,.0f} tokens/s")
 

@@ -131,6 +131,9 @@ class OutputProcessor:
         text = ""
         if choice.echo or choice.scores is not None:
             self._begin(choice, stream, output)
+        if output.pooled is not None:
+            choice.pooled = output.pooled
+            choice.num_cached_tokens = output.num_cached_tokens
         if output.new_token_ids:
             self._observe_tokens(choice, stream, output, rank, now)
             feed = choice.detokenizer.feed

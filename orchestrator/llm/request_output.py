@@ -1,11 +1,12 @@
-"""What offline generation returns."""
+"""What offline use returns."""
 
 import time
 from dataclasses import dataclass
 
-from engine.wire.errors import ShoalError
+from engine.wire.errors import OverloadedError, ShoalError
 from orchestrator.llm.scores import ScoredToken
 from orchestrator.llm.stream import Choice, RequestStream
+from orchestrator.llm.vectors import shorten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,8 @@ class RequestMetrics:
 class RequestOutput:
     """One prompt and what became of it.
 
-    prompt: its text; None when it was given as token ids, or no text could be made of the messages.
+    prompt: its text; None when it was given as token ids or embeddings, or no text could be made of the messages.
+    prompt_token_ids: empty for embeddings.
     outputs: one per sample, by index; what was drawn before an error is kept, a prompt that was refused has none.
     prompt_logprobs: one entry per token of ``prompt_token_ids``, each with as many best ones as
         ``GenerationParams.prompt_logprobs`` says; the first has no log-probability, because nothing comes before it.
@@ -59,6 +61,37 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     error: ShoalError | None = None
     prompt_logprobs: list[ScoredToken] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingOutput:
+    """One prompt and its vector.
+
+    prompt: its text; None when it was given as token ids. embedding: of length 1; empty when there is an error.
+    num_cached_tokens: prompt tokens served from the prefix cache. error: why this prompt alone failed, or None.
+    """
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    embedding: list[float]
+    num_cached_tokens: int = 0
+    error: ShoalError | None = None
+
+
+def embedded_output(
+    prompt: str | None, prompt_token_ids: list[int], stream: RequestStream, dimensions: int | None
+) -> EmbeddingOutput:
+    """Return what a stream that has ended brought for one prompt. dimensions: numbers that are wanted, None for all."""
+    pooled, error = stream.choices[0].pooled, stream.error
+    if pooled is None and error is None:
+        error = OverloadedError("the prompt was aborted before its vector was there")
+    return EmbeddingOutput(
+        prompt=prompt,
+        prompt_token_ids=prompt_token_ids,
+        embedding=[] if pooled is None else shorten(pooled, dimensions).tolist(),
+        num_cached_tokens=stream.num_cached_tokens,
+        error=error,
+    )
 
 
 def finished_output(prompt: str | None, prompt_token_ids: list[int], stream: RequestStream) -> RequestOutput:

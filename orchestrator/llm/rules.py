@@ -58,3 +58,14 @@ def check_features(params: GenerationParams, features: frozenset[str]) -> None:
         raise InvalidRequestError(
             f"{other} cannot be combined with {field}: the grammar says where the output ends", other
         )
+
+
+def check_embeds_params(params: GenerationParams) -> None:
+    """Refuse what a prompt of embeddings cannot have: it has no tokens, and so no text.
+
+    Raises:
+        InvalidRequestError: names the field.
+    """
+    field = "echo" if params.echo else "prompt_logprobs" if params.prompt_logprobs is not None else None
+    if field is not None:
+        raise InvalidRequestError(f"{field} cannot be combined with prompt_embeds: such a prompt has no tokens", field)

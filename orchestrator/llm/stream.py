@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from engine.wire.errors import ShoalError
+from engine.wire.tensors import Tensor
 from orchestrator.llm.detokenizer import Detokenizer
 from orchestrator.llm.scores import ChoiceScores
 from orchestrator.llm.stop import StopChecker
@@ -24,6 +25,7 @@ class Choice:
     token_ids: its tokens so far, where somebody wants them besides the text; else None.
     echo: text of the prompt that goes out before its own; empty once it has. scores: log-probabilities, if asked for.
     finish_reason: ``stop``, ``length`` or ``abort``; None while it runs, or when the whole stream failed.
+    pooled: the vector of its prompt, with the end, where that was asked for instead of text.
     """
 
     index: int
@@ -43,6 +45,7 @@ class Choice:
     token_ids: list[int] | None = None
     echo: str = ""
     scores: ChoiceScores | None = None
+    pooled: Tensor | None = None
 
     @property
     def key(self) -> tuple[int, int]:

@@ -290,13 +290,30 @@ def test_a_caller_that_leaves_a_stream_frees_its_slot(http: httpx.Client) -> Non
 def test_a_caller_that_does_not_wait_for_a_whole_answer_frees_its_slot(
     http: httpx.Client, deployment: LocalDeployment
 ) -> None:
+    hang_up_when(deployment, CHAT_PATH, LONG | {"n": 3}, lambda: num_running(http) == 3)
+    eventually(lambda: is_idle(http))
+
+
+def test_a_caller_that_does_not_wait_for_embeddings_frees_their_slots(
+    http: httpx.Client, deployment: LocalDeployment
+) -> None:
+    body = {"model": MODEL_NAME, "input": ["x" * MAX_MODEL_LEN] * 500}  # half a minute's work
+    hang_up_when(deployment, "/v1/embeddings", body, lambda: num_running(http) > 0)
+    eventually(lambda: is_idle(http))
+
+
+def num_running(http: httpx.Client) -> int:
+    return sum(rank["running"] for rank in http.get("/v1/cluster").json()["ranks"])
+
+
+def hang_up_when(deployment: LocalDeployment, path: str, body: Any, condition: Callable[[], bool]) -> None:
+    """Send a request, and close the connection as soon as the condition holds."""
     host, port = deployment.url.removeprefix("http://").split(":")
-    request = httpx.Request("POST", f"{deployment.url}{CHAT_PATH}", json=LONG | {"n": 3})
+    request = httpx.Request("POST", f"{deployment.url}{path}", json=body)
     head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
     with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(f"POST {CHAT_PATH} HTTP/1.1\r\n{head}\r\n".encode() + request.content)
-        eventually(lambda: sum(rank["running"] for rank in http.get("/v1/cluster").json()["ranks"]) == 3)
-    eventually(lambda: is_idle(http))
+        connection.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + request.content)
+        eventually(condition)
 
 
 # --- ranks, headers, state ------------------------------------------------------------------------------------------

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from orchestrator.llm.offline import LLM, GenerationParams
 from orchestrator.llm.tokenizer import byte_tokenizer
-from tests.unit.runner.families import VOCAB_SIZE, generate, save_family
+from tests.unit.runner.families import VOCAB_SIZE, embed, generate, pooled, save_family
 
 PROMPTS = ["A shoal", "of fish", "A shoal moves as one", "x"]
 NUM_TOKENS = 12
@@ -63,3 +64,22 @@ def test_outputs_carry_a_log_probability_for_each_token_drawn_and_each_token_of_
     assert [t.token_id for t in echoed.outputs[0].logprobs] == echoed.prompt_token_ids + echoed.outputs[0].token_ids
     values = [token.logprob for token in echoed.outputs[0].logprobs[1:7]]
     assert values == pytest.approx([token.logprob for token in told.prompt_logprobs[1:]], abs=1e-5)
+
+
+def test_vectors_and_embeddings_are_those_of_transformers(tmp_path: Path) -> None:
+    params = GenerationParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+    tokens = [list(prompt.encode()) for prompt in PROMPTS]
+    with opened(tmp_path, data_parallel_size=2) as llm:
+        vectors = llm.embed([*PROMPTS, "x" * 1000], progress=False)
+        short = llm.embed(PROMPTS[0], dimensions=5, progress=False)[0].embedding
+        own = embed(tmp_path, tokens)
+        outputs = llm.generate([own[0], own[1].numpy(), tokens[2], own[3].double()], params, progress=False)
+    expected = torch.stack(pooled(tmp_path, tokens))
+    found = torch.tensor([output.embedding for output in vectors[:-1]])
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
+    assert vectors[0].prompt_token_ids == tokens[0]
+    assert vectors[-1].embedding == []
+    assert "1000 tokens" in str(vectors[-1].error)
+    torch.testing.assert_close(torch.tensor(short), torch.nn.functional.normalize(expected[0][:5], dim=0))
+    assert [output.outputs[0].token_ids for output in outputs] == generate(tmp_path, tokens, NUM_TOKENS)
+    assert [output.prompt_token_ids for output in outputs] == [[], [], tokens[2], []]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.wire.errors import EngineDeadError, EngineError, InvalidRequestError, StartupError
@@ -123,7 +124,31 @@ def test_params_are_for_all_or_one_for_each(llm: LLM) -> None:
     with pytest.raises(ValueError, match="1 params for 2 prompts"):
         llm.generate(["a", "b"], [GenerationParams()])
     with pytest.raises(TypeError, match="prompt 1 is a NoneType"):
-        llm.generate(["a", None])  # type: ignore[arg-type]
+        llm.generate(["a", None])
+
+
+def test_vectors_come_in_the_order_of_the_prompts_and_a_failing_one_fails_alone(llm: LLM) -> None:
+    prompts: list[Any] = [f"prompt {index}" for index in range(20)]
+    outputs = llm.embed([*prompts, [FAIL], []], progress=False)
+    assert [output.prompt for output in outputs] == [*prompts, None, None]
+    assert len({tuple(output.embedding) for output in outputs[:20]}) == 20
+    assert llm.embed(list(b"prompt 3"), progress=False)[0].embedding == outputs[3].embedding
+    assert all(output.error is None for output in outputs[:20])
+    assert isinstance(outputs[20].error, EngineError)
+    assert isinstance(outputs[21].error, InvalidRequestError)
+    assert outputs[20].embedding == outputs[21].embedding == []
+    with pytest.raises(TypeError, match="prompt 1 is a ndarray; a prompt is a text or token ids"):
+        llm.embed(["a", np.ones((2, 32))], progress=False)  # type: ignore[arg-type]
+
+
+def test_arrays_are_prompts(llm: LLM) -> None:
+    rows = np.ones((3, 32), dtype="f4")
+    alone = generate(llm, rows)[0]
+    mixed = generate(llm, ["hello", rows, rows[:, :5]])
+    assert mixed[1].outputs[0].token_ids == alone.outputs[0].token_ids
+    assert (alone.prompt, alone.prompt_token_ids) == (None, [])
+    assert "number of tokens, 32" in str(mixed[2].error)
+    assert mixed[0].error is None
 
 
 def test_both_ranks_work(llm: LLM) -> None:

@@ -1,0 +1,76 @@
+"""What the served model can take. The engines' own door checks again; here a request fails before it costs anything."""
+
+from collections.abc import Iterable, Sequence
+
+from engine.wire.errors import InvalidRequestError, OverloadedError
+from engine.wire.sampling import EMBEDS_DTYPES
+from engine.wire.tensors import Tensor
+from lb.views import EngineView
+
+MAX_EMBEDS_BYTES = 128 * 1024 * 1024
+"""Embeddings of one request at most, counted once per sample: each sample's engine gets its own. Half of what a message
+may have."""
+
+
+class ModelLimits:
+    """Limits of the model, the same for the whole deployment: learned from the first engine that is ready.
+
+    max_model_len: 0 until then.
+    """
+
+    def __init__(self) -> None:
+        self.max_model_len = 0
+        self.features: frozenset[str] = frozenset()
+        self._vocab_size = 0
+        self._hidden_size = 0
+
+    def learn(self, views: Iterable[EngineView]) -> None:
+        """Take the limits from what is known of the engines; once is enough.
+
+        Raises:
+            OverloadedError: none is ready yet.
+        """
+        ready = next((view.ready for view in views if view.ready is not None), None)
+        if ready is None:
+            raise OverloadedError("no engine is ready yet")
+        self.max_model_len, self.features = ready.max_model_len, frozenset(ready.features)
+        self._vocab_size, self._hidden_size = ready.vocab_size, ready.hidden_size
+
+    def check_tokens(self, token_ids: Sequence[int], field: str) -> None:
+        """Refuse, with ``InvalidRequestError``, tokens that the model does not have."""
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
+            raise InvalidRequestError(f"token ids must be in [0, {self._vocab_size})", field)
+
+    def check_embeds(self, embeds: Tensor, num_samples: int) -> None:
+        """Refuse, with ``InvalidRequestError``, embeddings that are none of this model's."""
+        if "prompt_embeds" not in self.features:
+            raise InvalidRequestError("this deployment's model takes no prompt_embeds", "prompt_embeds")
+        if len(embeds.shape) != 2 or embeds.shape[1] != self._hidden_size or embeds.dtype not in EMBEDS_DTYPES:
+            raise InvalidRequestError(
+                f"prompt_embeds are {embeds.dtype}{list(embeds.shape)}; this model's are [number of tokens, "
+                f"{self._hidden_size}] of {', '.join(EMBEDS_DTYPES)}",
+                "prompt_embeds",
+            )
+        if embeds.num_bytes * num_samples > MAX_EMBEDS_BYTES:
+            raise InvalidRequestError(
+                f"prompt_embeds times n have {embeds.num_bytes * num_samples} bytes; {MAX_EMBEDS_BYTES} are the limit",
+                "prompt_embeds",
+            )
+
+    def check_vectors(self, dimensions: int | None) -> None:
+        """Refuse, with ``InvalidRequestError``, vectors that the model cannot give."""
+        if "pooling" not in self.features:
+            raise InvalidRequestError("this deployment's model gives no embeddings", "model")
+        if dimensions is not None and dimensions > self._hidden_size:
+            raise InvalidRequestError(
+                f"dimensions is {dimensions}; this model's embeddings have {self._hidden_size}", "dimensions"
+            )
+
+    def check_length(self, num_tokens: int, field: str) -> None:
+        """Refuse, with ``InvalidRequestError``, a prompt that cannot be run whole. No room is needed behind it."""
+        if num_tokens == 0:
+            raise InvalidRequestError("the prompt is empty: it must hold at least one token", field)
+        if num_tokens > self.max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {num_tokens} tokens, but this model's context is {self.max_model_len} tokens", field
+            )
