@@ -265,7 +265,10 @@ class Dispatcher:
     # --- ends -------------------------------------------------------------------------------------------------------
 
     def _on_ended(self, sequence: InFlight, output: EngineCoreOutput, report_seq: int) -> bool:
-        """Take an end; False when the consumer shall not see it, because it was none."""
+        """Take an end; False when there is nothing in it for the consumer.
+
+        An engine merges what waits for a slow client, so tokens may come with a REROUTE: to the consumer these are all.
+        """
         assert sequence.line is not None, "it was sent"
         assert sequence.entry is not None, "it is on its line"
         sequence.line.ledger.finish(sequence.entry, report_seq)
@@ -273,16 +276,18 @@ class Dispatcher:
         if output.finish_reason is not FinishReason.REROUTE:
             self.in_flight.remove(sequence)
             return True
+        output.finish_reason = None
         self._reroute(sequence)
-        return False
+        return bool(output.new_token_ids)
 
     def _reroute(self, sequence: InFlight) -> None:
         """Take back a sequence from an engine that takes nothing new."""
         assert sequence.line is not None, "it was sent"
         sequence.line.blocked = True
         self.refresh()
-        if sequence.pinned and not sequence.aborting and sequence.request.attempt == 0:
-            # Nobody has accepted it yet, and whoever names a rank is never silently given another.
+        untouched = not sequence.output_ids and sequence.request.attempt == 0
+        if sequence.pinned and untouched and not sequence.aborting:
+            # Nothing shows that it was accepted, and whoever names a rank is never silently given another.
             rank = sequence.line.engine_id.rank
             self._end(sequence, FinishReason.ERROR, f"rank {rank} takes no new requests")
         else:

@@ -53,9 +53,9 @@ class NativeCore:
         for key, attempt in keys:
             self._scheduler.abort(key, attempt)
 
-    def abort_all(self) -> None:
-        """End every sequence with ABORT."""
-        self._scheduler.abort_all()
+    def give_back_all(self) -> None:
+        """Give every sequence back with REROUTE."""
+        self._scheduler.give_back_all()
 
     def free_client(self, client_id: ClientId) -> None:
         """Free every sequence of a client that has gone; nothing more is said to it."""

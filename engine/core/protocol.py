@@ -76,8 +76,8 @@ class EngineCore(Protocol):
     def resume_client(self, client_id: ClientId) -> None:
         """Let the sequences of a client that was stalled go on."""
 
-    def abort_all(self) -> None:
-        """Free every sequence; each ends with an ABORT output of the next step."""
+    def give_back_all(self) -> None:
+        """Free every sequence; each is given back with a REROUTE output of the next step, to go on elsewhere."""
 
     def has_work(self) -> bool:
         """Tell whether the next step has anything to do or to say."""

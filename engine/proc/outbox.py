@@ -26,7 +26,7 @@ class Outbox:
         self._backlog = Backlog()
         self._utility_outputs: deque[UtilityOutput] = deque()
         self._dead: str | None = None
-        self._announce_gap = False
+        self._must_speak = False
 
     def __len__(self) -> int:
         return len(self._backlog) + len(self._utility_outputs)
@@ -34,7 +34,7 @@ class Outbox:
     @property
     def has_frame(self) -> bool:
         """Tell whether there is anything to send."""
-        return bool(self._backlog or self._utility_outputs or self._dead is not None or self._announce_gap)
+        return bool(self._backlog or self._utility_outputs or self._dead is not None or self._must_speak)
 
     def add(self, outputs: list[EngineCoreOutput], report_seq: int) -> None:
         """Take one step's outputs. report_seq: number of the first report that reflects the step."""
@@ -55,7 +55,11 @@ class Outbox:
         self._backlog.clear()
         self._utility_outputs.clear()
         self._out_seq += 1
-        self._announce_gap = True
+        self._must_speak = True
+
+    def beat(self) -> None:
+        """Let a frame follow though there is nothing to say: its number shows whether one before it was lost."""
+        self._must_speak = True
 
     def peek(self, applied: int) -> EngineCoreOutputs:
         """Return the next frame. applied: last contiguous ``line_seq`` of this client at this moment."""
@@ -76,10 +80,10 @@ class Outbox:
         if self._only_last_words_left:
             self._dead = None
         self._backlog.remove_first(MAX_OUTPUTS_PER_FRAME)
-        self._announce_gap = False
+        self._must_speak = False
         if self._utility_outputs:
             self._utility_outputs.popleft()
 
     @property
     def _only_last_words_left(self) -> bool:
-        return not (self._backlog or self._utility_outputs or self._announce_gap)
+        return not (self._backlog or self._utility_outputs or self._must_speak)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import zmq
 
+from engine.proc.heartbeat import Heartbeat
 from engine.proc.mailbox import Mailbox
 from engine.proc.outbox import Outbox
 from engine.proc.patience import Patience, Verdict
@@ -16,7 +17,7 @@ from engine.wire.codec import FrameEncoder
 from engine.wire.curve import WireSecurity
 from engine.wire.errors import AddressError
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import EngineCoreOutput, UtilityOutput
+from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, UtilityOutput
 from engine.wire.sockets import SendOutcome, connect, make_socket
 from engine.wire.tracked import TrackedSends
 
@@ -42,7 +43,12 @@ class _OutputLine:
         self.socket = socket
         self.outbox = outbox
         self.patience = patience
+        self.heartbeat = Heartbeat(time.monotonic())
         self.is_blocked = False
+
+    def wait_s(self, now: float) -> float:
+        """Return the seconds until time alone makes something happen here."""
+        return self.patience.wait_s(now) if self.is_blocked else self.heartbeat.wait_s(now)
 
 
 class OutputThread:
@@ -116,6 +122,7 @@ class OutputThread:
                 self._tracked.sweep()
                 for line in self._lines.values():
                     if not line.is_blocked or line.socket in events:
+                        self._beat(line)
                         self._flush(line)
                     self._judge(line)
         except Exception as error:
@@ -135,7 +142,7 @@ class OutputThread:
         now = time.monotonic()
         if self._flush_deadline is not None:
             return max(0, math.ceil((self._flush_deadline - now) * 1000))
-        wait_s = min((line.patience.wait_s(now) for line in self._lines.values()), default=math.inf)
+        wait_s = min((line.wait_s(now) for line in self._lines.values()), default=math.inf)
         if self._tracked:
             wait_s = min(wait_s, _SWEEP_S)
         return None if wait_s == math.inf else math.ceil(wait_s * 1000)
@@ -185,8 +192,13 @@ class OutputThread:
                 self._block(line)
                 return
             line.outbox.sent()
+            line.heartbeat.on_sent(time.monotonic(), is_empty=_is_empty(message))
             self._end_stall(line)
         self._unblock(line)
+
+    def _beat(self, line: _OutputLine) -> None:
+        if line.heartbeat.wait_s(time.monotonic()) <= 0 and not line.outbox.has_frame:
+            line.outbox.beat()
 
     def _block(self, line: _OutputLine) -> None:
         """Leave a full pipe alone until the poll says that it has room again."""
@@ -214,3 +226,7 @@ class OutputThread:
             log.warning("client %s took nothing for %.0f s; freeing its sequences", client_id, self._client_dead_s)
             line.outbox.clear()
             self._shared.free_client(client_id)
+
+
+def _is_empty(message: EngineCoreOutputs) -> bool:
+    return not message.outputs and message.utility_output is None

@@ -187,9 +187,9 @@ class EngineCoreProc:
             return UtilityOutput(call.call_id, error=f"{type(error).__name__}: {error}")
 
     def _shut_down(self, core: EngineCore) -> None:
-        """Give every sequence its last output: those in the core end here, those not yet seen go elsewhere."""
+        """Give every sequence back to its client, those in the core and those not yet seen: they go on elsewhere."""
         self._shared.set_stopping(self._shared.stop_reason or "")
-        core.abort_all()
+        core.give_back_all()
         self._admit(core, self._shared.take_rest())
         self._flush(core)
 

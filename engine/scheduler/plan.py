@@ -29,7 +29,8 @@ class SequenceState:
     received_at: monotonic seconds of this process at receipt.
     num_resumed: output tokens of earlier attempts, already known when this attempt began.
     arrival: position in the order of arrival at this engine; kept across preemptions, so that a preempted sequence
-        comes before every later one. scheduled_at: start of the step that first ran a part of it.
+        comes before every later one. Those moved here come before all that began here.
+    scheduled_at: start of the step that first ran a part of it.
     cache_salt: sequences share cached blocks only with those of the same salt; None is a salt of its own.
     num_cached: tokens that the prefix cache held when this attempt began to run.
     block_hashes: names of its first full blocks, as far as they were needed (see ``prefix_cache.py``).

@@ -11,6 +11,8 @@ from engine.wire.ids import ClientId
 ADMISSIONS_PER_TURN = 32
 """After so many admissions the oldest goes first, whatever its priority."""
 
+_BEFORE_NEWCOMERS = 1 << 60
+
 
 class Roster:
     """Every living sequence, each in one place.
@@ -50,9 +52,13 @@ class Roster:
         return sum(queue.num_tokens for queue in self._queues())
 
     def arrive(self, sequence: SequenceState) -> None:
-        """Take a new sequence in."""
+        """Take a new sequence in.
+
+        One that was moved here is no newcomer but a preempted one that goes on: it comes before all that began here, as
+        it would at home. It takes nobody's place in a step, because its priority is not better.
+        """
         self._num_arrivals += 1
-        sequence.arrival = self._num_arrivals
+        sequence.arrival = self._num_arrivals - (_BEFORE_NEWCOMERS if sequence.attempt else 0)
         sequence.is_held = self._is_holding
         self._queue(sequence).push(sequence)
 

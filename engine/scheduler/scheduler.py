@@ -77,10 +77,10 @@ class Scheduler:
         if sequence is not None and sequence.attempt == attempt:
             self._drop(sequence, FinishReason.ABORT)
 
-    def abort_all(self) -> None:
-        """End every sequence with ABORT."""
+    def give_back_all(self) -> None:
+        """Give every sequence back with REROUTE: it goes on elsewhere behind its last token."""
         for sequence in list(self._sequences.values()):
-            self._drop(sequence, FinishReason.ABORT)
+            self._drop(sequence, FinishReason.REROUTE)
 
     def free_client(self, client_id: ClientId) -> None:
         """Free every sequence of a client and say nothing more to it."""

@@ -8,9 +8,11 @@ from collections import Counter
 import pytest
 
 from client.dplb_async_mp_client import DPLBAsyncMPClient
+from engine.wire.codec import output_decoder
 from engine.wire.errors import StartupError, UtilityError
 from engine.wire.ids import EngineId
-from engine.wire.messages import AddRequest, EngineCoreOutput, FinishReason, SeatState
+from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, FinishReason, SeatState
+from engine.wire.sockets import Frames
 from tests.contract.deployment import Deployment, deployment, eventually, finish, make_request
 
 CRASH = 1
@@ -138,6 +140,48 @@ async def test_a_request_that_kills_two_engines_gets_an_error_with_the_reason_an
         assert "SimulatedCrashError" in (end.error or "")
         assert len(client.engine_views()) == 3
         assert sorted(view.state for view in client.engine_views()) == ["dead", "dead", "ready"]
+
+
+async def test_a_lost_last_frame_is_noticed_by_what_follows_it_and_the_stream_completes() -> None:
+    class Lossy(DPLBAsyncMPClient):
+        """Its line loses the first frame that ends something."""
+
+        has_lost = False
+
+        def _decode_outputs(self, frames: Frames) -> EngineCoreOutputs | None:
+            outputs = output_decoder().decode(frames[0])
+            if not self.has_lost and any(o.finish_reason is not None for o in outputs.outputs):
+                self.has_lost = True
+                return None
+            return super()._decode_outputs(frames)
+
+    async with deployment(1) as group:
+        client = Lossy(group.client_config())
+        await client.wait_ready(30)
+        request = make_request(client, max_tokens=5)
+        await client.add_request_async(request)
+        outputs = (await finish(client, request))[request.request_id]
+        assert client.has_lost
+        assert [output.first_position for output in outputs] == _positions(outputs)
+        assert len(_tokens(outputs)) == 5
+        assert _ends(outputs) == [FinishReason.LENGTH]
+        assert client.statistics()["moves_gap"] == 1
+        await client.aclose()
+
+
+async def test_an_engine_that_is_stopped_gives_its_streams_back_and_they_go_on_elsewhere() -> None:
+    async with deployment(2) as group, group.client(2) as client:
+        requests = [make_request(client, max_tokens=300, ignore_eos=True) for _ in range(6)]
+        for request in requests:
+            await client.add_request_async(request, data_parallel_rank=0)
+        before = list((await client.get_output_async()).outputs)
+        group.kill_engine(EngineId(0, 1), signal.SIGTERM)
+        outputs = await finish(client, *requests)
+        for request in requests:
+            mine = [o for o in before if o.request_id == request.request_id] + outputs[request.request_id]
+            assert len(_tokens(mine)) == 300
+            assert _ends(mine) == [FinishReason.LENGTH]
+        assert client.statistics()["moves_reroute"] == 6
 
 
 async def test_a_leaving_engine_reroutes_and_its_streams_end_elsewhere() -> None:

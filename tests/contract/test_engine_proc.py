@@ -193,7 +193,7 @@ def test_a_crash_leaves_last_words_a_traceback_and_exit_status_1(peers: Peers, f
 
 
 @pytest.mark.parametrize("how", ["dismissed", "SIGTERM"])
-def test_an_engine_told_to_stop_ends_every_request_and_exits_0(peers: Peers, how: str) -> None:
+def test_an_engine_told_to_stop_gives_every_request_back_and_exits_0(peers: Peers, how: str) -> None:
     client = peers.introduce()
     request = client.add(max_tokens=8000)
     client.wait_token(request)
@@ -201,8 +201,8 @@ def test_an_engine_told_to_stop_ends_every_request_and_exits_0(peers: Peers, how
         peers.publish(dismissed=True)
     else:
         peers.process.terminate()
-    _, last = client.finish(request)
-    assert last.finish_reason is FinishReason.ABORT
+    tokens, last = client.finish(request)
+    assert (last.finish_reason, last.first_position + len(last.new_token_ids)) == (FinishReason.REROUTE, len(tokens))
     assert peers.process.wait(10) == 0
     peers.coordinator.wait_report(lambda r: r.phase is EnginePhase.STOPPING and r.detail == how)
 

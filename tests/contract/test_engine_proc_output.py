@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import zmq
 
+from engine.proc.heartbeat import FIRST_GAP_S, NEXT_GAP_S
 from engine.proc.output import OutputThread
 from engine.proc.shared import ClientGone, ClientStalled, Intake, SharedState
 from engine.wire.codec import output_decoder
@@ -72,6 +73,16 @@ def test_a_client_that_takes_nothing_is_stalled_until_it_takes_again() -> None:
         while client.pull.poll(timeout=200):  # until the thread has nothing left to send
             client.take_one()
         assert client.shared.take_rest() == [ClientStalled(CLIENT, is_stalled=False)]
+
+
+def test_behind_the_last_frame_come_empty_ones_so_that_a_lost_one_is_noticed() -> None:
+    with deaf_client() as client:
+        client.thread.put({CLIENT: [EngineCoreOutput(1, 0, 0, 0, [7])]}, report_seq=1)
+        numbers = []
+        for gap_s in (0.0, FIRST_GAP_S, NEXT_GAP_S):
+            assert client.pull.poll(int(1000 * (gap_s + 5)))
+            numbers.append(client.take_one())
+        assert numbers == [1, 2, 3]
 
 
 @pytest.mark.parametrize("is_closed", [True, False])

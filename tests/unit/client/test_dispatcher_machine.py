@@ -64,7 +64,11 @@ class FakeEngine:
     def give_back(self, name: Name) -> None:
         """Reroute one."""
         request, position = self.running.pop(name)
-        self.pending.append(make_end(request, FinishReason.REROUTE, position))
+        waiting = [o for o in self.pending if (o.request_id, o.sample_index, o.attempt) == (*name, request.attempt)]
+        if waiting:  # the outbox merges what has not been sent
+            waiting[-1].finish_reason = FinishReason.REROUTE
+        else:
+            self.pending.append(make_end(request, FinishReason.REROUTE, position))
 
 
 class DispatcherMachine(RuleBasedStateMachine):
@@ -173,6 +177,11 @@ class DispatcherMachine(RuleBasedStateMachine):
         busy = sorted(engine_id for engine_id, engine in self.engines.items() if engine.running)
         engine = self.engines[data.draw(st.sampled_from(busy))]
         engine.give_back(data.draw(st.sampled_from(sorted(engine.running))))
+
+    @precondition(lambda self: self.engines)
+    @rule(data=st.data(), count=st.integers(1, 2))
+    def step_unsent(self, data: st.DataObject, count: int) -> None:
+        self._pick_engine(data).step(count)
 
     @precondition(lambda self: self.engines)
     @rule(data=st.data())

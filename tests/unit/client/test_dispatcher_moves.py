@@ -70,6 +70,17 @@ def test_a_gap_resumes_what_was_applied_and_aborts_it_where_it_was() -> None:
     assert sum(line.ledger.num_unfinished for line in group.lines.values()) == 2
 
 
+def test_tokens_that_come_with_a_reroute_reach_the_consumer() -> None:
+    group = Group(2)
+    request = make_add(1)
+    line = group.dispatcher.place(request)
+    merged = make_tokens(request, 0, 5, 6)
+    merged.finish_reason = FinishReason.REROUTE
+    (tokens,) = group.hear(line, merged)
+    assert (tokens.new_token_ids, tokens.finish_reason) == ([5, 6], None)
+    assert group.sender.added[-1][1].output_token_ids == [5, 6]
+
+
 def test_prompt_logprobs_are_asked_for_until_they_came_with_the_first_token() -> None:
     group = Group(3)
     request = make_add(1, num_prompt_logprobs=2)

@@ -108,17 +108,19 @@ def test_what_the_runner_raises_is_the_engines_death() -> None:
 
 
 @pytest.mark.parametrize(
-    "end",
+    ("end", "reason"),
     [
-        lambda core: core.abort_requests([((1, 0), 0)]),
-        lambda core: core.abort_all(),
+        (lambda core: core.abort_requests([((1, 0), 0)]), FinishReason.ABORT),
+        (lambda core: core.give_back_all(), FinishReason.REROUTE),
     ],
 )
-def test_an_aborted_request_ends_without_a_run(end: Callable[[NativeCore], None]) -> None:
+def test_a_request_that_is_aborted_or_given_back_leaves_without_a_run(
+    end: Callable[[NativeCore], None], reason: FinishReason
+) -> None:
     core, runner = make_core()
     core.add_request(make_request(), received_at=0.0)
     end(core)
-    assert [output.finish_reason for output in step(core)] == [FinishReason.ABORT]
+    assert [output.finish_reason for output in step(core)] == [reason]
     assert runner.num_runs == 0
     assert not core.has_work()
 

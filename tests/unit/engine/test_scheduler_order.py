@@ -35,6 +35,20 @@ def test_an_equal_priority_takes_nobodys_seat() -> None:
     assert planned(scheduler.plan()) == [(1, 1)]
 
 
+def test_one_moved_here_comes_before_those_that_wait_and_takes_nobodys_seat() -> None:
+    scheduler = make_scheduler(num_seqs=2)
+    for request_id in (1, 2, 3):
+        scheduler.add(make_sequence(request_id))
+    run_step(scheduler)
+    for request_id in (4, 5):
+        scheduler.add(make_sequence(request_id, attempt=1))
+    assert planned(scheduler.plan()) == [(1, 1), (2, 1)]
+    scheduler.abort((1, 0), 0)
+    assert planned(scheduler.plan()) == [(2, 1), (4, 4)]
+    scheduler.abort((2, 0), 0)
+    assert planned(scheduler.plan()) == [(4, 4), (5, 4)]
+
+
 def test_a_better_priority_takes_the_blocks_of_the_worst() -> None:
     scheduler = make_scheduler(num_blocks=6)
     scheduler.add(make_sequence(1, 8, priority=1))
