@@ -1,6 +1,7 @@
 """Where the lines of a deployment are bound, and who may use them: on one host Unix sockets, between hosts TCP."""
 
 import ipaddress
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,9 +49,9 @@ def choose_endpoints(
 
     Raises:
         AddressError: ``run_dir`` is too long for Unix sockets.
-        StartupError: bound to every interface, and no address to be reached at.
+        StartupError: bound to every interface, and no address to be reached at; or an address that nobody knows.
     """
-    bound = interface or address
+    bound = interface or (None if address is None else _own_address(address))
     if bound is None:
         report, state, request, output = (
             ipc_endpoint(run_dir, name) for name in ("report", "state", "request", "output")
@@ -59,7 +60,7 @@ def choose_endpoints(
     if address is None and _is_unspecified(bound):
         raise StartupError(f"--interface {bound} says on no host where to reach this one: give --advertise-host")
     anywhere = tcp_endpoint(bound, port_range or 0)
-    advertise_host = None if interface is None else address
+    advertise_host = address if address != bound else None
     return Endpoints(anywhere, anywhere, anywhere, anywhere, advertise_host, leaves_host=not _is_loopback(bound))
 
 
@@ -77,6 +78,19 @@ def choose_security(mode: str, chosen: Endpoints) -> WireSecurity | None:
     if not zmq.has("curve"):
         raise StartupError("this ZeroMQ has no CURVE: --wire-security none leaves the lines between hosts plain")
     return draw_keys()
+
+
+def _own_address(name: str) -> str:
+    """Return the address behind a name of this host: sockets bind to addresses and network interfaces only.
+
+    Raises:
+        StartupError: nobody knows the name.
+    """
+    try:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name no resolver would take
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StartupError(f"--advertise-host {name}: {reason}") from error
 
 
 def _is_loopback(host: str) -> bool:

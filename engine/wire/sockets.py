@@ -6,6 +6,7 @@ IPv6 brackets, bind port 0 and publish what the system gave, CURVE where the lin
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import os
 import socket as system_socket
@@ -23,13 +24,19 @@ Frames = list[Buffer]
 
 HIGH_WATER_MARK = 10_000
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
-MAX_INBOUND_BYTES: dict[int, int] = {zmq.ROUTER: 1024 * 1024, zmq.XPUB: 4096}
-"""Where only handshakes and subscriptions come in; ZeroMQ hangs up on a peer that announces more."""
+MAX_INBOUND_BYTES: dict[int, int] = {zmq.ROUTER: 16 * 1024 * 1024, zmq.XPUB: 4096}
+"""Where only handshakes, calls and subscriptions come in; ZeroMQ hangs up on a peer that announces more."""
 
 MAX_IPC_PATH = 100
 
 _BINDING_TYPES = frozenset({zmq.ROUTER, zmq.PULL, zmq.XPUB})
 """On every line these bind and their counterparts connect."""
+
+_HINTS = {
+    errno.EADDRNOTAVAIL: " (--interface names what to bind to)",
+    errno.ENODEV: " (--interface names what to bind to)",
+    errno.EADDRINUSE: " (--port-range)",
+}
 
 _POLLIN = int(zmq.POLLIN)  # a plain int: masking with the enum costs as much as the call
 _NOBLOCK = int(zmq.NOBLOCK)  # plain ints too: ``send_multipart`` takes twice the time for its enums
@@ -124,7 +131,8 @@ def bind(socket: "zmq.Socket[bytes]", endpoint: str) -> str:
     try:
         socket.bind(last)
     except zmq.ZMQError as error:
-        raise AddressError(f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}") from error
+        hint = _HINTS.get(error.errno or 0, "") if last.startswith("tcp://") else ""
+        raise AddressError(f"cannot bind {endpoint}{hint}: {zmq.strerror(error.errno or 0)}") from error
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 

@@ -1,6 +1,7 @@
 """The control line over a real Unix socket: calls both ways, and whatever else arrives."""
 
 import asyncio
+import itertools
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -18,8 +19,9 @@ from engine.wire.sockets import ipc_endpoint, make_socket
 from orchestrator.control.calls import MAX_OPEN_CALLS, Handler
 from orchestrator.control.client import ControlClient
 from orchestrator.control.errors import ControlError, ControlRefusedError, ControlUnavailableError
-from orchestrator.control.messages import AbortRequests, Answer, Fault, GetSettings, Hello, Pause, Resume, Sleep
+from orchestrator.control.messages import AbortRequests, Answer, Call, Fault, GetSettings, Hello, Pause, Resume, Sleep
 from orchestrator.control.server import ControlServer
+from tests.unit.wire.mutations import mutations
 
 TIMEOUT_S = 10.0
 
@@ -192,6 +194,26 @@ async def test_any_bytes_are_counted_and_survived() -> None:
         context.destroy(linger=0)
         assert await client.call(Pause(PauseMode.KEEP), TIMEOUT_S) == "KEEP"
         assert await control.server.ask_all(AbortRequests(None), TIMEOUT_S) == {ClientId(0, 1): 1}
+
+
+async def test_messages_with_odd_values_are_survived_too() -> None:
+    calls = [Call(1, Pause(PauseMode.KEEP), 0.01), Call(2, Sleep(1), 0.01), Call(3, AbortRequests(["x"]), 0.01)]
+    messages = [Hello(ClientId(7, 1)), *calls, Answer(1, {"a": [1]}, Fault("no"))]
+    odd = mutations([encode(message) for message in messages], seed=1)
+    async with line() as control:
+        client = await control.join()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        stranger = make_socket(context, zmq.DEALER)
+        stranger.connect(control.endpoint)
+        for frame in itertools.islice(odd, 3_000):
+            stranger.send(frame)
+            await asyncio.sleep(0)
+        late = control.server.statistics().get("late_control_answers", 0)
+        stranger.send(encode(Answer(2**40, "nobody asked")))
+        await eventually(lambda: control.server.statistics().get("late_control_answers", 0) > late)
+        assert control.server.statistics()["malformed_control_messages"] > 1_000
+        context.destroy(linger=0)
+        assert await client.call(Pause(PauseMode.KEEP), TIMEOUT_S) == "KEEP"
 
 
 async def test_odd_messages_from_the_other_side_are_survived_by_the_client_too() -> None:
