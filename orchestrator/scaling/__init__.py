@@ -1,0 +1,1 @@
+"""Scale operations: ranks come and go while the deployment serves."""

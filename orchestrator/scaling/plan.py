@@ -1,0 +1,83 @@
+"""From what an operator asks for to the ranks that come and go. Pure."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+
+from orchestrator.scaling.errors import RefusalKind, ScaleRefusedError
+
+MAX_RANKS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleWish:
+    """What an operator asks for: a number of ranks, ranks that shall go, or both.
+
+    size: absolute; None is as many as there are, less ``remove``. With both, ranks that go beyond that are replaced.
+    drain_timeout_s: what a leaving rank has may finish there for so long; the rest moves to other ranks.
+    """
+
+    size: int | None = None
+    remove: tuple[int, ...] = ()
+    drain_timeout_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleLimits:
+    """Sizes a deployment may have, both included. min_size: at least 1."""
+
+    min_size: int = 1
+    max_size: int = MAX_RANKS
+
+
+@dataclass(frozen=True, slots=True)
+class ScalePlan:
+    """Ranks that come and go, both ascending, and the sizes around it. Neither: there is nothing to do."""
+
+    joining: tuple[int, ...]
+    leaving: tuple[int, ...]
+    size_before: int
+    size_after: int
+
+
+def plan_scale(wish: ScaleWish, ranks: Mapping[int, bool], limits: ScaleLimits) -> ScalePlan:
+    """Decide who comes and who goes. ranks: those that have a seat, and whether an engine will ever serve there again.
+
+    New ranks take the lowest free numbers: a seat that was given up is taken up again, under its next incarnation.
+    Unless they are named, those go first that will not serve again, then the highest ranks.
+
+    Raises:
+        ScaleRefusedError: it makes no sense; names the field and what is valid.
+    """
+    _check_named(wish.remove, ranks)
+    size = len(ranks) - len(wish.remove) if wish.size is None else wish.size
+    _check_size(size, "size" if wish.size is not None else "remove", limits)
+    staying = [rank for rank in ranks if rank not in wish.remove]
+    surplus = sorted(staying, key=lambda rank: (ranks[rank], -rank))[: max(0, len(staying) - size)]
+    joining = _lowest_free(ranks, max(0, size - len(staying)))
+    leaving = tuple(sorted({*wish.remove, *surplus}))
+    if leaving and not joining and not any(ranks[rank] for rank in ranks if rank not in leaving):
+        raise ScaleRefusedError(RefusalKind.INVALID, "no rank that serves would be left", "remove")
+    return ScalePlan(joining, leaving, len(ranks), size)
+
+
+def _check_named(remove: Sequence[int], ranks: Collection[int]) -> None:
+    unknown = [rank for rank in remove if rank not in ranks]
+    if unknown:
+        valid = ", ".join(map(str, sorted(ranks)))
+        raise ScaleRefusedError(RefusalKind.INVALID, f"there is no rank {unknown[0]}; valid: {valid}", "remove")
+    if len(set(remove)) < len(remove):
+        raise ScaleRefusedError(RefusalKind.INVALID, "remove names a rank twice", "remove")
+
+
+def _check_size(size: int, field: str, limits: ScaleLimits) -> None:
+    if size < limits.min_size:
+        message = f"{size} ranks are too few: {limits.min_size} must stay"
+        raise ScaleRefusedError(RefusalKind.INVALID, message, field)
+    if size > limits.max_size:
+        message = f"{size} ranks are too many: at most {limits.max_size} (--max-data-parallel-size)"
+        raise ScaleRefusedError(RefusalKind.INVALID, message, field)
+
+
+def _lowest_free(taken: Collection[int], num: int) -> tuple[int, ...]:
+    return tuple(islice((rank for rank in count() if rank not in taken), num))

@@ -1,0 +1,175 @@
+"""The steps of a scale operation, in order: what is ordered, when one is over, how long it may take. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from orchestrator.scaling.facts import EngineStage, Facts, GroupStage, Order, Place, RankFacts, Verb
+from orchestrator.scaling.plan import ScalePlan
+
+
+class Phase(StrEnum):
+    """What a scale operation is doing. The words are part of the API."""
+
+    RESERVE = "reserve"
+    SPAWN = "spawn"
+    LOAD = "load"
+    HANDSHAKE = "handshake"
+    DRAIN = "drain"
+    MOVE = "move"
+    PREPARE = "prepare"
+    COMMIT = "commit"
+    SWITCH = "switch"
+    PUBLISH = "publish"
+    STOP = "stop"
+    RELEASE = "release"
+    ROLL_BACK = "roll_back"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+ENDS = (Phase.DONE, Phase.FAILED, Phase.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleDeadlines:
+    """How long each wait of an operation may take, in seconds.
+
+    load_s: for a new rank to load. group_s: for a lockstep group to prepare. move_s: for what a rank has to have gone
+    elsewhere: longer than a client that takes nothing keeps its sequences. stop_s: for a dismissed engine to end by
+    itself.
+    """
+
+    reserve_s: float = 20.0
+    spawn_s: float = 60.0
+    load_s: float = 300.0
+    handshake_s: float = 30.0
+    group_s: float = 120.0
+    move_s: float = 35.0
+    stop_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step: ``verb`` is ordered once for each rank of ``who``, then their facts are watched.
+
+    is_done: of one rank. is_group_done: of the whole. limit_s: None waits for ever. goes_on_late: at the deadline the
+    next step begins, else the operation fails. waits_for_healing: nothing is ordered or judged while a staying rank is
+    being replaced. weight: its share of the progress bar.
+    """
+
+    phase: Phase
+    who: tuple[int, ...] = ()
+    verb: Verb | None = None
+    is_done: Callable[[RankFacts], bool] = lambda _: True
+    is_group_done: Callable[[Facts], bool] = lambda _: True
+    limit_s: float | None = None
+    goes_on_late: bool = False
+    waits_for_healing: bool = False
+    weight: float = 1.0
+
+    @property
+    def orders(self) -> list[Order]:
+        """Return what is ordered when it begins."""
+        return [] if self.verb is None else [Order(self.verb, rank) for rank in self.who]
+
+
+def steps_of(plan: ScalePlan, is_lockstep: bool, drain_s: float, deadlines: ScaleDeadlines) -> tuple[Step, ...]:
+    """Return what has to happen, in order."""
+    changes = bool(plan.joining or plan.leaving)
+    return (
+        *(_joining(plan.joining, deadlines) if plan.joining else ()),
+        *(_draining(plan.leaving, drain_s, deadlines) if plan.leaving else ()),
+        *(_switching(plan.leaving, deadlines) if is_lockstep and changes else ()),
+        *(_stopping(plan.leaving) if plan.leaving else ()),
+    )
+
+
+def _joining(joining: tuple[int, ...], deadlines: ScaleDeadlines) -> tuple[Step, ...]:
+    return (
+        Step(
+            phase=Phase.RESERVE,
+            who=joining,
+            verb=Verb.RESERVE,
+            is_done=lambda rank: rank.place is Place.HELD,
+            limit_s=deadlines.reserve_s,
+        ),
+        Step(
+            phase=Phase.SPAWN,
+            who=joining,
+            verb=Verb.SPAWN,
+            is_done=lambda rank: rank.engine is not EngineStage.NONE,
+            limit_s=deadlines.spawn_s,
+        ),
+        Step(
+            phase=Phase.LOAD,
+            who=joining,
+            is_done=lambda rank: rank.engine is EngineStage.READY,
+            limit_s=deadlines.load_s,
+            weight=10.0,
+        ),
+        Step(
+            phase=Phase.HANDSHAKE,
+            who=joining,
+            is_done=lambda rank: rank.is_reached,
+            limit_s=deadlines.handshake_s,
+        ),
+    )
+
+
+def _draining(leaving: tuple[int, ...], drain_s: float, deadlines: ScaleDeadlines) -> tuple[Step, ...]:
+    return (
+        Step(
+            phase=Phase.DRAIN,
+            who=leaving,
+            verb=Verb.CORDON,
+            is_done=_holds_nothing,
+            limit_s=drain_s,
+            goes_on_late=True,
+            waits_for_healing=True,
+            weight=5.0,
+        ),
+        Step(
+            phase=Phase.MOVE,
+            who=leaving,
+            verb=Verb.MOVE,
+            is_done=_holds_nothing,
+            limit_s=deadlines.move_s,
+            goes_on_late=True,
+            waits_for_healing=True,
+        ),
+    )
+
+
+def _switching(leaving: tuple[int, ...], deadlines: ScaleDeadlines) -> tuple[Step, ...]:
+    return (
+        Step(
+            phase=Phase.PREPARE,
+            who=leaving,
+            verb=Verb.LEAVE,
+            is_group_done=lambda facts: facts.group >= GroupStage.PREPARED,
+            limit_s=deadlines.group_s,
+            waits_for_healing=True,
+            weight=3.0,
+        ),
+        Step(
+            phase=Phase.COMMIT,
+            is_group_done=lambda facts: facts.group >= GroupStage.COMMITTED,
+            limit_s=deadlines.group_s,
+            waits_for_healing=True,
+        ),
+        Step(phase=Phase.SWITCH, is_group_done=lambda facts: facts.group >= GroupStage.SWITCHED),
+        Step(phase=Phase.PUBLISH, who=leaving, is_done=lambda rank: not rank.is_member),
+    )
+
+
+def _stopping(leaving: tuple[int, ...]) -> tuple[Step, ...]:
+    return (
+        Step(phase=Phase.STOP, who=leaving, verb=Verb.STOP, is_done=lambda rank: rank.is_over),
+        Step(phase=Phase.RELEASE, who=leaving, verb=Verb.RELEASE, is_done=lambda rank: rank.place is Place.NONE),
+    )
+
+
+def _holds_nothing(rank: RankFacts) -> bool:
+    return rank.is_empty or rank.is_over

@@ -1,0 +1,159 @@
+"""A deployment without processes: orders take effect when the test says so, or something else happens."""
+
+from dataclasses import dataclass, replace
+from random import Random
+
+from orchestrator.scaling.facts import EngineStage, Facts, GroupStage, Order, Place, RankFacts, Verb
+from orchestrator.scaling.operation import ScaleOperation
+from orchestrator.scaling.plan import ScaleLimits, ScaleWish, plan_scale
+from orchestrator.scaling.steps import Phase, ScaleDeadlines
+
+DEADLINES = ScaleDeadlines(reserve_s=5, spawn_s=5, load_s=10, handshake_s=5, group_s=10, move_s=5, stop_s=3)
+SERVING = RankFacts(Place.HELD, EngineStage.READY, 1.0, is_reached=True, num_sequences=3)
+
+
+@dataclass
+class Flags:
+    """What a seat was told."""
+
+    cordoned: bool = False
+    moving: bool = False
+    leaving: bool = False
+    dismissed: bool = False
+    temporary: bool = False
+
+
+class World:
+    """Carries orders out, at once as wishes and later as facts. is_lockstep: the group follows the wishes by itself."""
+
+    def __init__(self, ranks: tuple[int, ...], is_lockstep: bool = False) -> None:
+        self.ranks = dict.fromkeys(ranks, replace(SERVING, is_member=is_lockstep))
+        self.flags = {rank: Flags() for rank in ranks}
+        self.orders: list[Order] = []
+        self.healing: tuple[int, ...] = ()
+        self.is_lockstep = is_lockstep
+        self.stage = GroupStage.OLD if is_lockstep else GroupStage.SWITCHED
+
+    def facts(self) -> Facts:
+        return Facts(dict(self.ranks), self.healing, self.stage)
+
+    def of(self, rank: int) -> RankFacts:
+        return self.ranks.get(rank, RankFacts())
+
+    def set(self, rank: int, **changes: object) -> None:
+        self.ranks[rank] = replace(self.of(rank), **changes)  # type: ignore[arg-type]
+
+    def take(self, order: Order) -> None:
+        self.orders.append(order)
+        rank = order.rank
+        flags = self.flags.setdefault(rank, Flags())
+        match order.verb:
+            case Verb.RESERVE:
+                self.set(rank, place=Place.ASKED)
+            case Verb.SPAWN:
+                flags.temporary = True
+                self.set(rank, engine=EngineStage.STARTING)
+            case Verb.CORDON:
+                flags.cordoned = True
+            case Verb.MOVE:
+                flags.moving = True
+            case Verb.LEAVE:
+                flags.leaving = True
+            case Verb.STOP:
+                flags.dismissed = True
+            case Verb.RESTORE:
+                self.flags[rank] = Flags()
+                if self.of(rank).engine is EngineStage.ENDED:
+                    self.set(rank, engine=EngineStage.READY, reason="")
+            case Verb.ADMIT:
+                flags.temporary = False
+            case Verb.KILL:
+                self.set(rank, engine=EngineStage.ENDED, reason="killed")
+            case Verb.RELEASE:
+                assert self.of(rank).is_over, "a place is given back only when nothing lives there"
+                del self.ranks[rank], self.flags[rank]
+
+    def settle(self, rank: int, now_ready: bool = True) -> None:
+        """Let what was ordered for one rank have its next effect."""
+        known, flags = self.of(rank), self.flags.get(rank, Flags())
+        if known.place is Place.ASKED:
+            self.set(rank, place=Place.HELD)
+        elif known.engine is EngineStage.STARTING and now_ready:
+            self.set(rank, engine=EngineStage.READY, progress=1.0, is_member=self.is_lockstep)
+        elif known.engine is EngineStage.READY and not known.is_reached:
+            self.set(rank, is_reached=True, num_sequences=2)
+        elif flags.moving or (flags.cordoned and known.num_sequences == 0):
+            self.set(rank, num_sequences=0, is_empty=True, is_member=known.is_member and not flags.leaving)
+            if flags.dismissed:
+                self.set(rank, engine=EngineStage.ENDED, reason="exit status 0")
+        elif flags.dismissed:
+            self.set(rank, engine=EngineStage.ENDED, reason="exit status 0")
+        elif flags.cordoned:
+            self.set(rank, num_sequences=known.num_sequences - 1)
+
+    def settle_group(self, is_asked: bool) -> None:
+        if is_asked and self.stage < GroupStage.SWITCHED:
+            self.stage = GroupStage(self.stage + 1)
+        if self.stage is GroupStage.SWITCHED:
+            for rank, flags in self.flags.items():
+                if flags.leaving:
+                    self.set(rank, is_member=False)
+
+
+class Run:
+    """One operation in a world, with a clock of its own."""
+
+    def __init__(self, ranks: tuple[int, ...], wish: ScaleWish, is_lockstep: bool = False) -> None:
+        self.now = 100.0
+        self.world = World(ranks, is_lockstep)
+        plan = plan_scale(wish, dict.fromkeys(ranks, True), ScaleLimits())
+        self.operation = ScaleOperation("scale-1", None, wish, plan, is_lockstep, DEADLINES, self.now)
+
+    def turn(self, passed_s: float = 0.1) -> list[Order]:
+        """Let the operation look once; carry out what it orders."""
+        self.now += passed_s
+        orders = self.operation.advance(self.world.facts(), self.now)
+        for order in orders:
+            self.check(order)
+            self.world.take(order)
+        return orders
+
+    def check(self, order: Order) -> None:
+        """Nobody but new ranks, and behind the point of no return those that leave, is ever stopped."""
+        plan = self.operation.plan
+        assert order.rank in (*plan.joining, *plan.leaving)
+        if order.verb in (Verb.STOP, Verb.KILL, Verb.RELEASE) and order.rank in plan.leaving:
+            assert self.operation.is_committed
+        if order.verb is Verb.STOP:
+            assert self.world.of(order.rank).is_empty, "requests are not aborted for a scale"
+
+    def settle_all(self) -> None:
+        for rank in list(self.world.ranks):
+            self.world.settle(rank)
+        self.settle_group()
+
+    def settle_group(self) -> None:
+        self.world.settle_group(self.operation.phase in (Phase.PREPARE, Phase.COMMIT, Phase.SWITCH))
+
+    def finish(self, chance: Random | None = None) -> None:
+        """Let everything that was ordered take effect, in any order, until the operation is over."""
+        for _ in range(400):
+            self.turn()
+            if self.operation.is_over:
+                return
+            for rank in list(self.world.ranks):
+                if chance is None or chance.random() < 0.5:
+                    self.world.settle(rank)
+            self.settle_group()
+        raise AssertionError(f"never over: {self.operation.phase}, waiting for {self.operation.blocking_ranks}")
+
+    def assert_consistent_end(self) -> None:
+        """Check that either all was done or nothing, and that nothing is left behind."""
+        plan, world = self.operation.plan, self.world
+        is_done = self.operation.phase == "done"
+        assert is_done == (self.operation.error is None and self.operation.phase != "cancelled")
+        gone = plan.leaving if is_done else plan.joining
+        assert not set(gone) & set(world.ranks)
+        assert len(world.ranks) == (plan.size_after if is_done else plan.size_before)
+        assert all(known.place is Place.HELD for known in world.ranks.values())
+        assert all(flags == Flags() for flags in world.flags.values())
