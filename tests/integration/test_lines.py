@@ -1,19 +1,23 @@
 """The lines of a real deployment: where they listen, and that only who has the keys gets in."""
 
 import ipaddress
+import os
+import signal
 import time
 from collections.abc import Iterator
 
+import httpx
 import pytest
 import zmq
 
 from engine.wire.curve import WireSecurity
 from engine.wire.messages import GROUP_TOPIC, LOAD_TOPIC
 from engine.wire.sockets import connect, make_socket
-from tests.integration.serving import Deployment, chat, deployment, ranks_of, wire_mechanism
+from tests.integration.serving import Deployment, chat, deployment, eventually, rank_is, ranks_of, wire_mechanism
 
 SIM = ("--engine", "sim", "--executor", "local", "--data-parallel-size", "2")
-PORTS = "21070-21099"
+PORT_RANGE = range(21070, 21100)
+PORTS = f"{PORT_RANGE[0]}-{PORT_RANGE[-1]}"
 TCP = (*SIM, "--advertise-host", "127.0.0.1", "--wire-security", "curve", "--port-range", PORTS)
 
 
@@ -33,19 +37,18 @@ def test_on_one_host_nothing_but_the_http_port_listens_and_that_on_loopback() ->
 
 
 def test_lines_over_tcp_listen_where_they_were_told_and_nowhere_else(secured: Deployment) -> None:
-    low, _, high = PORTS.partition("-")
     http_port = int(secured.wait_ready().rpartition(":")[2])
     listening = secured.listening()
     assert all(ipaddress.ip_address(address).is_loopback for address in listening)
     lines = {port for ports in listening.values() for port in ports} - {http_port}
     assert len(lines) == 4
-    assert all(int(low) <= port <= int(high) for port in lines)
+    assert lines <= set(PORT_RANGE)
     assert {wire_mechanism("127.0.0.1", port) for port in lines} == {"CURVE"}
 
 
 def test_a_stranger_gets_nothing_and_disturbs_nobody(secured: Deployment) -> None:
     url = secured.wait_ready()
-    lines = [port for ports in secured.listening().values() for port in ports if not url.endswith(f":{port}")]
+    lines = _line_ports(secured)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     subscribers, talkers = [], []
     for port in lines:
@@ -75,3 +78,30 @@ def test_keys_are_in_no_argument_no_environment_no_file_and_no_log(secured: Depl
     assert "run.json" in files
     told = "\n".join([*texts, *files.values()])
     assert not any(field in told for field in WireSecurity.__struct_fields__)
+
+
+def test_with_keys_too_every_process_can_be_lost_and_its_successor_is_let_in() -> None:
+    with deployment(*TCP) as served:
+        url = served.wait_ready()
+        lines = _line_ports(served)
+        _lose(served, "lb.coordinator")
+        os.kill(
+            ranks_of(url)[1]["pid"], signal.SIGKILL
+        )  # whose successor is heard of through the new coordinator alone
+        eventually(lambda: rank_is(url, 1, "1.2"))
+        assert chat(url, data_parallel_rank=1) == "length"
+        _lose(served, "orchestrator.api")
+        eventually(lambda: httpx.get(f"{url}/ready", timeout=60).status_code == httpx.codes.OK)
+        assert chat(url, data_parallel_rank=0) == chat(url, data_parallel_rank=1) == "length"
+        assert len(_line_ports(served)) == len(lines), "nothing listens that belonged to the dead"
+
+
+def _lose(served: Deployment, module: str) -> None:
+    """Kill the process that runs a module, and wait for its successor."""
+    (process,) = served.processes(module)
+    process.kill()
+    eventually(lambda: [p.pid for p in served.processes(module)] not in ([], [process.pid]))
+
+
+def _line_ports(served: Deployment) -> set[int]:
+    return {port for port in set().union(*served.listening().values()) if port in PORT_RANGE}
