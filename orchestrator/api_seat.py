@@ -19,8 +19,9 @@ _GRACE_S = 3.0  # on top of the shutdown timeout, for the last messages of abort
 class ApiSeat:
     """Starts the API process of one client index and restarts it under the next incarnation until ``stop``.
 
-    The listening socket is the supervisor's and outlives every process: callers that come between two lives wait in
-    its queue. on_gone: called with the client as soon as its process has ended, so that the engines free its requests.
+    The listening socket is the supervisor's and outlives every process: callers that come while none lives wait in its
+    queue. name: for people. on_gone: called with the client as soon as its process has ended, so that the engines free
+    its requests.
     """
 
     def __init__(
@@ -32,15 +33,16 @@ class ApiSeat:
         on_gone: Callable[[ClientId], None],
         on_give_up: Callable[[ShoalError], None],
     ) -> None:
+        self.name = f"the API process {index}"
         spec = make_spec(ClientId(index, 1))
         keepsake = Keepsake(
-            name=f"the API process {index}",
+            name=self.name,
             module=API_MODULE,
             make_spec=lambda life: make_spec(ClientId(index, life)),
             life_name=lambda life: f"client {ClientId(index, life)}",
             rule=rule,
             stop_s=spec.shutdown_timeout_s + _GRACE_S,
-            pass_fds=(spec.listen_fd,),
+            pass_fds=(spec.listen_fd, *(spec.stats.fds if spec.stats is not None else ())),
         )
         self._keeper = Keeper(keepsake, on_line, lambda life: on_gone(ClientId(index, life)), on_give_up)
 

@@ -69,6 +69,7 @@ class ServeConfig(BaseModel):
 
     host: str = knob("127.0.0.1", "server", "address the HTTP port binds to", min_length=1)
     port: int = knob(8000, "server", "HTTP port; 0 takes any free one", ge=0, le=65535)
+    api_server_count: int = knob(1, "server", "API processes that share the port and its requests", ge=1, le=64)
     max_pending_requests: int = knob(1024, "server", "requests in flight before new ones are told to come back", ge=1)
 
     executor: Literal["ray", "local"] = knob("ray", "cluster", "Ray actors, or plain local processes (for tests)")

@@ -9,6 +9,7 @@ from engine.wire.build import build_id, config_hash
 from engine.wire.curve import WireSecurity
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import ClusterSettings
+from metrics.memory import StatsMemory
 from orchestrator.api.config import ApiSpec
 from orchestrator.config import ServeConfig
 from orchestrator.coordinator_keeper import BoundEndpoints
@@ -66,6 +67,7 @@ def api_spec(
     model: ResolvedModel | None,
     tokenizer_dir: str | None,
     client_id: ClientId,
+    stats: StatsMemory,
     control_endpoint: str | None = None,
 ) -> ApiSpec:
     """Return the spec of one life of an API process; the deadline of the start is the supervisor's to keep."""
@@ -92,6 +94,7 @@ def api_spec(
         shutdown_timeout_s=config.shutdown_timeout,
         start_timeout_s=config.start_timeout,
         max_pending_requests=config.max_pending_requests,
+        stats=stats,
         log_level=config.log_level,
         control_endpoint=control_endpoint,
         serve_config=config.model_dump(mode="json"),

@@ -40,6 +40,7 @@ def print_status(url: str | None, run_dir: Path | None, *, as_json: bool, consol
         console.print(json.dumps(cluster, indent=2), highlight=False, markup=False, soft_wrap=True)
     else:
         console.print(make_table(url, ranks))
+        console.print(describe_api_servers(cluster.get("api_servers", [])), highlight=False, soft_wrap=True)
     return 0 if any(rank["state"] == EngineState.READY for rank in ranks) else 1
 
 
@@ -79,6 +80,15 @@ def make_table(url: str, ranks: list[dict[str, Any]]) -> Table:
             str(rank["picks"]),
         )
     return table
+
+
+def describe_api_servers(servers: list[dict[str, Any]]) -> Text:
+    """Return one line about the API processes of ``/v1/cluster``."""
+    text = Text("API processes: ")
+    for server in servers:
+        label = f"{server['index']} " + (f"(pid {server['pid']})" if server["pid"] else "is restarting")
+        text.append(label + "  ", style="green" if server["pid"] else "red")
+    return text
 
 
 def _describe_state(rank: dict[str, Any]) -> Text:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from engine.config import EngineConfig
@@ -11,7 +12,7 @@ from engine.wire.errors import EngineError, ShoalError, StartupError
 from engine.wire.ids import ClientId
 from engine.wire.sockets import ipc_endpoint
 from lb.config import CoordinatorSpec
-from orchestrator.api_seat import ApiSeat
+from orchestrator.api_group import ApiGroup
 from orchestrator.banner import print_banner
 from orchestrator.config import ServeConfig
 from orchestrator.control.cluster import ClusterControl
@@ -22,7 +23,6 @@ from orchestrator.engine_group import EngineGroup
 from orchestrator.launch.host import EngineHost
 from orchestrator.premises import Premises
 from orchestrator.progress import StartProgress, start_progress
-from orchestrator.readiness import wait_reachable
 from orchestrator.restarts import RestartRule
 from orchestrator.seats import SeatStatus
 from orchestrator.specs import Wiring, api_spec, engine_spec, served_model_name
@@ -102,12 +102,12 @@ class Supervisor:
             choose_endpoints(self._premises.run_dir.path, site.address, self._config.interface, self._config.port_range)
         )
         engines = await self._start_engines(engine, wiring, progress)
-        self._say(progress, "preparing the tokenizer and the API process")
+        self._say(progress, "preparing the tokenizer and the API processes")
         tokenizer_dir = await find_tokenizer(model, pass_on) if model is not None else None
-        await self._start_api(engine, wiring, tokenizer_dir)
+        api = await self._start_api(engine, wiring, tokenizer_dir)
         await engines.wait_ready()
-        self._say(progress, "waiting until the API process reaches every rank")
-        await wait_reachable(self._premises.listener.url, num_ranks)
+        self._say(progress, "waiting until every API process reaches every rank")
+        await api.wait_reachable(num_ranks)
 
     async def _start_coordinator(self, chosen: Endpoints) -> Wiring:
         security = choose_security(self._config.wire_security, chosen)
@@ -144,20 +144,21 @@ class Supervisor:
         self._stops.append(control.stop)
         return control
 
-    async def _start_api(self, engine: EngineConfig, wiring: Wiring, tokenizer_dir: str | None) -> None:
+    async def _start_api(self, engine: EngineConfig, wiring: Wiring, tokenizer_dir: str | None) -> ApiGroup:
         assert self._control is not None
         config, listener, model = self._config, self._premises.listener, self._premises.model
-        endpoint = self._control.endpoint
-        seat = ApiSeat(
-            0,
-            lambda client_id: api_spec(config, engine, wiring, listener, model, tokenizer_dir, client_id, endpoint),
+        told = partial(api_spec, config, engine, wiring, listener, model, tokenizer_dir)
+        api = ApiGroup(
+            config.api_server_count,
+            partial(told, control_endpoint=self._control.endpoint),
             RestartRule(max_in_row=config.max_restarts),
             pass_on,
             self._on_client_gone,
             self._fail,
         )
-        self._stops.append(seat.stop)
-        await seat.start()
+        self._stops.append(api.stop)
+        await api.start()
+        return api
 
     @property
     def _model_name(self) -> str:

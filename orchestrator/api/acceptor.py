@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from metrics.board import BoardRow
-from orchestrator.api.turns import GRACE_S, num_to_accept
+from orchestrator.api.turns import ROUND_S, num_to_accept
 
 logger = logging.getLogger(__name__)
 
@@ -19,21 +19,20 @@ _NO_ROOM_PAUSE_S = 1.0
 class Acceptor:
     """One reader on the running loop. The event loop's own server is not used: it takes all that come at once.
 
-    count_connections: how many are open; a process's own row is brought up to date with it before every decision.
+    make_protocol: gets what to call once its connection is lost. row: where this process shows its connections;
+    siblings: where the others do.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        make_protocol: Callable[[], asyncio.Protocol],
-        count_connections: Callable[[], int],
+        make_protocol: Callable[[Callable[[], None]], asyncio.Protocol],
         row: BoardRow,
         siblings: Sequence[BoardRow],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._make_protocol = make_protocol
-        self._count_connections = count_connections
         self._row = row
         self._siblings = siblings
         self._opening: set[asyncio.Task[None]] = set()
@@ -58,15 +57,10 @@ class Acceptor:
         self.close()
         await asyncio.gather(*self._opening, return_exceptions=True)
 
-    def show(self) -> None:
-        """Write the number of open connections into the row."""
-        self._row.num_connections = self._count_connections() + len(self._opening)
-
-    def _on_readable(self, waited: bool = False) -> None:
-        self.show()
-        allowed = num_to_accept(self._row, self._siblings, time.monotonic(), waited=waited)
+    def _on_readable(self, num_rounds: int = 0) -> None:
+        allowed = num_to_accept(self._row, self._siblings, time.monotonic(), num_rounds)
         if not allowed:
-            self._leave_for(GRACE_S)
+            self._leave_for(ROUND_S, num_rounds + 1)
         while allowed and self._accept_one():
             allowed -= 1
 
@@ -89,19 +83,23 @@ class Acceptor:
         try:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._loop.connect_accepted_socket(self._make_protocol, connection)
+            await self._loop.connect_accepted_socket(lambda: self._make_protocol(self._on_lost), connection)
         except OSError as error:  # the caller is gone again
             logger.debug("a connection was lost while it was opened: %s", error)
             connection.close()
+            self._on_lost()
 
-    def _leave_for(self, pause_s: float) -> None:
+    def _on_lost(self) -> None:
+        self._row.num_connections -= 1
+
+    def _leave_for(self, pause_s: float, num_rounds: int = 0) -> None:
         self._stop_reading()
-        self._pause = self._loop.call_later(pause_s, self._resume)
+        self._pause = self._loop.call_later(pause_s, self._look_again, num_rounds)
 
-    def _resume(self) -> None:
+    def _look_again(self, num_rounds: int) -> None:
         self._pause = None
         self._loop.add_reader(self._listener, self._on_readable)
-        self._on_readable(waited=True)
+        self._on_readable(num_rounds)
 
     def _stop_reading(self) -> None:
         if self._pause is not None:

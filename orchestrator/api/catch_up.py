@@ -1,4 +1,4 @@
-"""What a restarted API process waits for before it takes connections that its siblings could serve already."""
+"""Which engines an API process has yet to reach; a restarted one waits for them, as its siblings serve meanwhile."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -7,6 +7,11 @@ from engine.wire.messages import SeatState
 from lb.views import EngineState, EngineView
 
 _POLL_S = 0.02
+
+
+def any_is_loading(views: Sequence[EngineView]) -> bool:
+    """Tell whether some engine has not shaken hands yet, or none is known at all."""
+    return not views or any(view.state is EngineState.LOADING for view in views)
 
 
 def reaches_all(views: Sequence[EngineView]) -> bool:

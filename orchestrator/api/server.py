@@ -10,7 +10,8 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import uvicorn
@@ -29,7 +30,7 @@ from orchestrator.api.admin import Admin
 from orchestrator.api.admin_routes import ServerInfo, admin_router
 from orchestrator.api.admission import Admission
 from orchestrator.api.app import AppContext, make_app
-from orchestrator.api.catch_up import wait_reaches_all
+from orchestrator.api.catch_up import any_is_loading, wait_reaches_all
 from orchestrator.api.config import ApiSpec
 from orchestrator.api.generation import GenerationApp
 from orchestrator.api.open_requests import OpenRequests
@@ -44,6 +45,7 @@ _DATE_INTERVAL_S = 1.0
 _LAST_MESSAGE_S = 2.0
 _KEEP_ALIVE_S = 60
 _CATCH_UP_S = 5.0
+_SHOW_S = 0.05
 _CLOSE_S = 1  # for connections whose caller never finished its request
 
 
@@ -107,6 +109,7 @@ class ApiServer:
         line = asyncio.create_task(self._llm.wait_closed(), name="api-line-closed")
         stop = asyncio.create_task(self._stop.wait(), name="api-stop")
         clock = asyncio.create_task(self._tick_date(), name="api-date")
+        show = asyncio.create_task(self._show_start(), name="api-show-start")
         try:
             await asyncio.wait({engines, line, stop}, return_when=asyncio.FIRST_COMPLETED)
             if engines.done():
@@ -118,7 +121,7 @@ class ApiServer:
             logger.error("%s", error)  # noqa: TRY400 - an expected end: one clear line, no traceback
             return 1
         finally:
-            tasks = (engines, line, stop, clock)
+            tasks = (engines, line, stop, clock, show)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -171,14 +174,13 @@ class ApiServer:
         config.load()
         self._http.lifespan = config.lifespan_class(config)
 
-        def make_protocol() -> asyncio.Protocol:
-            return HttpToolsProtocol(config, state, self._http.lifespan.state)
+        def make_protocol(on_lost: Callable[[], None]) -> asyncio.Protocol:
+            return _CountedProtocol(on_lost, config, state, self._http.lifespan.state)
 
         listener = socket.socket(fileno=self._spec.listen_fd)
-        return Acceptor(listener, make_protocol, lambda: len(state.connections), self._stats.row, self._stats.siblings)
+        return Acceptor(listener, make_protocol, self._stats.row, self._stats.siblings)
 
     def _beat(self) -> None:
-        self._acceptor.show()
         self._stats.on_beat(self._lag.worst_s(), self._client.snapshot_age_s(), self._client.engine_views())
 
     def _read_stats(self) -> DeploymentReading:
@@ -195,6 +197,13 @@ class ApiServer:
 
     def _follow(self, settings: ClusterSettings) -> None:
         set_log_level(settings.log_level or self._spec.log_level)
+
+    async def _show_start(self) -> None:
+        """Say at once which engines are reached: the start of the deployment waits for it."""
+        while any_is_loading(self._client.engine_views()):
+            self._beat()
+            await asyncio.sleep(_SHOW_S)
+        self._beat()
 
     async def _tick_date(self) -> None:
         while True:
@@ -214,6 +223,18 @@ class ApiServer:
         if self._stop.is_set():
             self._stop_now.set()
         self._stop.set()
+
+
+class _CountedProtocol(HttpToolsProtocol):
+    """One connection; says when it is lost."""
+
+    def __init__(self, on_lost: Callable[[], None], *uvicorn_arguments: Any) -> None:
+        super().__init__(*uvicorn_arguments)
+        self._on_lost = on_lost
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._on_lost()
 
 
 def _http_config(app: GenerationApp, log_level: str) -> uvicorn.Config:

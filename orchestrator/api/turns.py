@@ -9,25 +9,28 @@ from collections.abc import Sequence
 
 from metrics.board import BoardRow
 
-GRACE_S = 0.001
-"""A connection that is another process's turn is left to it for this long."""
+ROUND_S = 0.001
+"""How long a connection that is another process's turn is left to it before the next look."""
 
 MAX_AT_ONCE = 64
-_MAX_OUT_OF_TURN = 8
+_MANY = 4
+_MAX_ROUNDS = 10
 
 
-def num_to_accept(me: BoardRow, siblings: Sequence[BoardRow], now: float, *, waited: bool) -> int:
-    """Return how many connections to take at most; 0: leave them for ``GRACE_S``.
+def num_to_accept(me: BoardRow, siblings: Sequence[BoardRow], now: float, num_rounds: int) -> int:
+    """Return how many connections to take at most; 0: leave them for one more round.
 
-    The turn is that of the process with the fewest connections, among equals of the one that took none for longest.
-    waited: they have been left already and are still there: the one whose turn it is has no time, or there are many.
+    The turn is that of the process with the fewest connections, among equals of the one that took none for longest. It
+    takes as many as it is behind by, and a few when they are many, which is when some are left after a round. The
+    others wait the longer the more they are ahead. num_rounds: for how many rounds connections have been left already.
     """
     others = [row for row in siblings if row.is_awake(now)]
     if not others:
         return MAX_AT_ONCE
-    if waited:
-        return _MAX_OUT_OF_TURN
-    return 1 if _standing(me) <= min(map(_standing, others)) else 0
+    ahead = int(me.num_connections - min(row.num_connections for row in others))
+    if _standing(me) <= min(map(_standing, others)):
+        return max(1, min(-ahead, MAX_AT_ONCE), _MANY if num_rounds else 0)
+    return 1 if num_rounds > min(ahead, _MAX_ROUNDS) else 0
 
 
 def _standing(row: BoardRow) -> tuple[float, float, int]:

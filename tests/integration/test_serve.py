@@ -260,7 +260,8 @@ def test_a_killed_api_process_is_back_on_its_port_and_the_engines_have_freed_its
         assert "the API process 0 is gone (killed by SIGKILL); starting client 0.2" in served.stderr
         eventually(lambda: httpx.get(f"{url}/ready").json()["ready_ranks"] == 2)
         assert [chat(url) for _ in range(4)] == ["length"] * 4
-        assert [rank["picks"] for rank in ranks_of(url).values()] == [2, 2]
+        picks = [rank["picks"] for rank in ranks_of(url).values()]
+        assert picks == [3, 2]  # the broken stream's is among them: what the dead process counted stays
         served.send_signal(signal.SIGTERM)
         assert served.wait_exit() == 0, served.stderr
         served.assert_nothing_left()

@@ -10,6 +10,7 @@ from engine.model.names import ResolvedModel
 from engine.wire.curve import draw_keys
 from engine.wire.errors import AddressError, StartupError
 from engine.wire.ids import ClientId, EngineId
+from metrics.memory import StatsMemory
 from orchestrator.config import ServeConfig
 from orchestrator.coordinator_keeper import BoundEndpoints
 from orchestrator.endpoints import choose_endpoints, choose_security
@@ -17,6 +18,7 @@ from orchestrator.engine_config import engine_config
 from orchestrator.listen import Listener
 from orchestrator.specs import Wiring, api_spec, engine_spec, served_model_name
 
+STATS = StatsMemory(board=7, counts=[8, 9, 10])
 MODEL = ResolvedModel(path="/models/m", gguf_file="m.gguf", display_name="m", is_local=True)
 WIRING = Wiring(choose_endpoints(Path("/tmp/r"), None), BoundEndpoints("ipc:///tmp/r/report", "ipc:///tmp/r/state"))
 
@@ -49,10 +51,11 @@ def test_engine_and_client_are_told_the_same_hash_and_endpoints() -> None:
     engine = engine_config(config, MODEL, "cpu")
     listener = Listener("127.0.0.1", 0)
     told = engine_spec(EngineId(1, 1), engine, WIRING, "info")
-    api = api_spec(config, engine, WIRING, listener, MODEL, "/cache/m", ClientId(2, 5))
+    api = api_spec(config, engine, WIRING, listener, MODEL, "/cache/m", ClientId(2, 5), STATS)
     assert (told.build_id, told.config_hash) == (api.client.build_id, api.client.config_hash)
     assert told.state_endpoint == api.client.state_endpoint == "ipc:///tmp/r/state"
     assert (api.client.client_id, api.client.request_bind) == (ClientId(2, 5), "ipc:///tmp/r/request-2.5")
+    assert api.stats is STATS
     assert (api.listen_fd, api.port, api.tokenizer_dir) == (listener.fd, listener.port, "/cache/m")
     listener.close()
 
@@ -121,7 +124,7 @@ def test_every_process_gets_the_keys_it_needs_and_no_other() -> None:
     keys = draw_keys()
     wiring = Wiring(choose_endpoints(Path("/tmp/r"), "10.0.0.1", "0.0.0.0"), WIRING.coordinator, keys)
     told = engine_spec(EngineId(1, 1), engine, wiring, "info")
-    client = api_spec(config, engine, wiring, listener, None, None, ClientId(0, 1)).client
+    client = api_spec(config, engine, wiring, listener, None, None, ClientId(0, 1), STATS).client
     listener.close()
     assert told.security == keys.for_connecting()
     assert (client.security, client.advertise_host) == (keys, "10.0.0.1")
