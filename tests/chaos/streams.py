@@ -1,0 +1,129 @@
+"""Many open streams of mixed kinds at once, and what each of them said in the end."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+NUM_STREAMS = 64
+
+_TIMEOUT_S = 120.0
+_CHAT, _COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request."""
+
+    path: str
+    body: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice as its caller has it in the end."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    token_logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Said:
+    """Everything an answer said that must not depend on where it was computed."""
+
+    choices: dict[int, Choice] = field(default_factory=dict)
+    usage: tuple[int, int] = (0, 0)
+    error: Any = None
+
+    def take(self, message: dict[str, Any]) -> None:
+        """Add one chunk, or a whole answer."""
+        self.error = self.error or message.get("error")
+        for part in message.get("choices", []):
+            choice = self.choices.setdefault(part["index"], Choice())
+            content = part.get("delta") or part.get("message") or {}
+            choice.text += content.get("content") or part.get("text") or ""
+            choice.finish_reason = part.get("finish_reason") or choice.finish_reason
+            for token in (part.get("logprobs") or {}).get("content") or []:
+                choice.token_logprobs.append(token["logprob"])
+        if usage := message.get("usage"):
+            self.usage = usage["prompt_tokens"], usage["completion_tokens"]
+
+
+def mixed_asks(num_asks: int, max_tokens: int, model: str = "sim", extra: Sequence[dict[str, Any]] = ()) -> list[Ask]:
+    """Return that many requests: greedy and seeded, with stop strings, several choices, streamed and whole.
+
+    extra: fields of further kinds that the model can do.
+    """
+    asks = []
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.9, "top_p": 0.9},
+        {"temperature": 1.0, "stop": ["ki", "zo", "ut", "bi"]},
+        {"temperature": 0.7, "n": 2},
+        {"temperature": 0.8, "stream": False},
+        {"temperature": 0.6, "frequency_penalty": 0.5, "presence_penalty": 0.3},
+        {"temperature": 1.0, "path": _COMPLETION},
+        *extra,
+    ]
+    for number in range(num_asks):
+        kind = dict(kinds[number % len(kinds)])
+        path = kind.pop("path", _CHAT)
+        text = f"stream {number}: " + "why do fish swim in schools? " * (1 + number % 4)
+        asked = {"prompt": text} if path == _COMPLETION else {"messages": [{"role": "user", "content": text}]}
+        body = {"model": model, "max_tokens": max_tokens + 7 * (number % 5), "seed": number, "ignore_eos": True}
+        body |= {"stream": True, **asked, **kind}
+        if body["stream"]:
+            body["stream_options"] = {"include_usage": True}
+        asks.append(Ask(path, body))
+    return asks
+
+
+async def ask_all(url: str, asks: Sequence[Ask], meanwhile: Callable[[], Awaitable[None]] | None = None) -> list[Said]:
+    """Send all at once and return what each said; ``meanwhile`` runs as soon as each stream has begun."""
+    limits = httpx.Limits(max_connections=len(asks))
+    async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, limits=limits, trust_env=False) as client:
+        said = [Said() for _ in asks]
+        began = [asyncio.Event() for _ in asks]
+        tasks = [
+            asyncio.create_task(_ask(client, ask, into, event))
+            for ask, into, event in zip(asks, said, began, strict=True)
+        ]
+        try:
+            if meanwhile is not None:
+                await asyncio.gather(
+                    *(event.wait() for ask, event in zip(asks, began, strict=True) if ask.body["stream"])
+                )
+                await meanwhile()
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    return said
+
+
+async def _ask(client: httpx.AsyncClient, ask: Ask, said: Said, began: asyncio.Event) -> None:
+    async with client.stream("POST", ask.path, json=ask.body) as answer:
+        try:
+            if answer.status_code != httpx.codes.OK or not ask.body["stream"]:
+                said.take(json.loads(await answer.aread()))
+                return
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    said.take(json.loads(line.removeprefix("data: ")))
+                    began.set()
+        finally:
+            began.set()
+
+
+def differences(asks: Sequence[Ask], unbroken: Sequence[Said], said: Sequence[Said]) -> list[str]:
+    """Return one line for each answer that is not what the unbroken run said."""
+    return [
+        f"{ask.body} said {got}, unbroken {expected}"
+        for ask, expected, got in zip(asks, unbroken, said, strict=True)
+        if got != expected
+    ]

@@ -1,0 +1,49 @@
+"""Ranks are killed or frozen under 64 open streams, again and again: no stream is lost and none says anything else."""
+
+import signal
+
+import pytest
+
+from tests.chaos.rounds import Fault, kill_engine, kill_shell, run_rounds, stop_engine
+from tests.chaos.streams import NUM_STREAMS, mixed_asks
+from tests.integration.serving import Deployment, deployment
+
+SIM = ("--engine", "sim", "--data-parallel-size", "4", "--sim-step-ms", "10", "--stall-timeout", "3")
+LOCAL = (*SIM, "--executor", "local")
+MAX_TOKENS = 150
+
+chaos = pytest.mark.chaos
+
+
+def end(served: Deployment) -> None:
+    """Stop a deployment in order, with nothing left behind."""
+    served.send_signal(signal.SIGTERM)
+    assert served.wait_exit() == 0, served.stderr
+    served.assert_nothing_left()
+
+
+def test_a_killed_rank_costs_no_stream_anything() -> None:
+    """The one round that every test run makes; the others follow with ``make chaos``."""
+    with deployment(*LOCAL) as served:
+        run_rounds(served, mixed_asks(NUM_STREAMS, MAX_TOKENS), [kill_engine], seed=0)
+        end(served)
+
+
+@chaos
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("fault", [kill_engine, stop_engine], ids=["kill", "stop"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_thirty_rounds_of_local_ranks(fault: Fault, seed: int) -> None:
+    with deployment(*LOCAL, "--max-restarts", "100") as served:
+        run_rounds(served, mixed_asks(NUM_STREAMS, MAX_TOKENS), [fault] * 10, seed=seed)
+        end(served)
+
+
+@chaos
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_thirty_rounds_of_ranks_on_ray(seed: int) -> None:
+    with deployment(*SIM, "--max-restarts", "100") as served:
+        run_rounds(served, mixed_asks(NUM_STREAMS, MAX_TOKENS), [kill_engine, kill_shell] * 5, seed=seed)
+        end(served)
