@@ -2,34 +2,20 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from enum import StrEnum
+from collections.abc import Mapping
 
 from client.config import MoveConfig
 from client.engine_line import EngineLine
-from client.in_flight import InFlight, InFlightTable
+from client.in_flight import InFlight
 from client.moves import MoveQueue
+from client.resume_memory import ResumeMemory
 from client.sender import Sender
+from client.sequences import FORGOTTEN, MoveReason, Sequences
+from client.strays import Strays
 from engine.wire.ids import EngineId
-from engine.wire.messages import AbortRequest, AddRequest, EngineCoreOutput, EngineCoreOutputs, FinishReason
+from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, FinishReason
 from lb.ledger import EngineLedger
 from lb.picker import RotatingPicker, only_rank
-
-UNKNOWN_POSITION = -1
-"""``first_position`` of an end that the client made itself."""
-
-MAX_CRASHES = 2
-"""So many engines in a row that died before a sequence had a token of them, and it is taken for the reason."""
-
-
-class MoveReason(StrEnum):
-    """Why a sequence goes to another engine; ``moves_<reason>`` counts them. Only a death can be its own doing."""
-
-    DEATH = "death"
-    RESTART = "restart"
-    GAP = "gap"
-    REROUTE = "reroute"
-    PLANNED = "planned"
 
 
 class Dispatcher:
@@ -53,33 +39,38 @@ class Dispatcher:
         config: MoveConfig | None = None,
     ) -> None:
         self.num_clients = 1
-        self.in_flight = InFlightTable()
         self._config = config or MoveConfig()
         self._moves = MoveQueue(self._config)
+        self._memory = ResumeMemory(self._config.resume_memory_bytes)
+        self._sequences = Sequences(lines, self._moves, sender, counts)
+        self._strays = Strays(lines, sender)
         self._lines = lines
         self._picker = picker
-        self._sender = sender
         self._counts = counts
-        self._candidates: list[EngineLedger] = []
-        self._ends: list[EngineCoreOutput] = []
+        self.in_flight = self._sequences.table
 
     @property
     def num_candidates(self) -> int:
         """Return how many engines take requests now."""
-        return len(self._candidates)
+        return len(self._sequences.candidates)
 
     @property
     def num_waiting(self) -> int:
         """Return how many sequences wait to be moved."""
         return len(self._moves)
 
+    @property
+    def num_unmovable(self) -> int:
+        """Return how many sequences an engine's death would end, because what it takes to resume them is not kept."""
+        return sum(not sequence.is_movable for sequence in self.in_flight.by_name.values())
+
     def refresh(self) -> None:
         """Work out anew which engines take requests."""
-        self._candidates = [line.ledger for line in self._by_rank() if not (line.leaving or line.blocked)]
+        self._sequences.refresh()
 
     def take_ends(self) -> list[EngineCoreOutput]:
         """Return the terminal outputs that were made here since the last call, to be given to the consumer."""
-        ends, self._ends = self._ends, []
+        ends, self._sequences.ends = self._sequences.ends, []
         return ends
 
     # --- what callers ask for ---------------------------------------------------------------------------------------
@@ -99,9 +90,9 @@ class Dispatcher:
         self.in_flight.add(sequence)
         try:
             while True:
-                candidates = self._candidates if rank is None else self._only(rank)
+                candidates = self._sequences.candidates if rank is None else self._only(rank)
                 line = self._lines[self._picker.pick(candidates, self.num_clients).engine_id]
-                if self._hand_over(sequence, line, request):
+                if self._sequences.hand_over(sequence, line, request):
                     return line
         except BaseException:
             self.in_flight.remove(sequence)
@@ -118,9 +109,9 @@ class Dispatcher:
                 continue
             sequence.aborting = True
             if sequence.entry is None:
-                self._end(sequence, FinishReason.ABORT)
+                self._sequences.end(sequence, FinishReason.ABORT)
             else:
-                self._send_abort(sequence)
+                self._sequences.send_abort(sequence)
 
     # --- what engines say -------------------------------------------------------------------------------------------
 
@@ -149,7 +140,7 @@ class Dispatcher:
                 self._on_absurd(sequence, output)
                 continue
             if sequence.num_moved_tokens and output.new_token_ids:
-                self._catch_up(sequence)
+                self._sequences.catch_up(sequence)
                 sequence.num_crashes = 0
             if output.finish_reason is not None and not self._on_ended(sequence, output, outputs.report_seq):
                 dropped.add(id(output))
@@ -160,7 +151,7 @@ class Dispatcher:
         """Take what an engine that is gone, or began anew, still had; it is moved, or gets its end."""
         self.refresh()
         for sequence in self.in_flight.on_line(line):
-            self._strand(sequence, why, reason)
+            self._sequences.strand(sequence, why, reason)
 
     def on_outputs_lost(self, line: EngineLine, outputs: EngineCoreOutputs, reason: str) -> None:
         """Move the sequences that frames lost before ``outputs`` may have spoken of.
@@ -169,98 +160,46 @@ class Dispatcher:
         them is of another attempt.
         """
         lost = [seq for seq in self.in_flight.on_line(line) if seq.entry and seq.entry.line_seq <= outputs.applied]
-        self._take_away(line, lost, MoveReason.GAP, outputs.report_seq, reason)
+        self._sequences.take_away(line, lost, MoveReason.GAP, outputs.report_seq, reason)
 
     def move_from(self, line: EngineLine, reason: str) -> None:
         """Move everything an engine has, which lives and goes on: it is to be freed without waiting for its streams."""
-        self._take_away(line, self.in_flight.on_line(line), MoveReason.PLANNED, line.ledger.report_seq + 1, reason)
+        self._sequences.take_away(
+            line, self.in_flight.on_line(line), MoveReason.PLANNED, line.ledger.report_seq + 1, reason
+        )
 
     # --- moving -----------------------------------------------------------------------------------------------------
 
     def send_waiting(self) -> None:
         """Give as many waiting sequences to engines as these take now."""
         while self._moves:
-            step = self._moves.next(self._candidates, self.num_clients)
+            step = self._moves.next(self._sequences.candidates, self.num_clients)
             if step is None:
                 return
             sequence, engine_id = step
-            if self._hand_over(sequence, self._lines[engine_id], sequence.resumption()):
+            if self._sequences.hand_over(sequence, self._lines[engine_id], sequence.resumption()):
                 self._moves.on_sent(sequence, engine_id)
 
-    def expire(self, now: float) -> None:
-        """End those that have waited too long for an engine; call it a few times a second."""
+    def on_time(self, now: float) -> None:
+        """End those that have waited too long for an engine, and keep to the memory limit; a few times a second."""
+        for sequence in self._memory.find_excess(self.in_flight.by_name.values(), now):
+            self._counts["forgotten_sequences"] += 1
+            sequence.forget()
+            if sequence.entry is None:
+                self._sequences.end(sequence, FinishReason.ERROR, FORGOTTEN.format(sequence.lost_by))
         limit = f"no other engine took it for {self._config.timeout_s:g} s (--move-timeout)"
         for sequence in self._moves.expire(now):
-            self._end(sequence, FinishReason.ERROR, f"{sequence.lost_by}; {limit}")
+            self._sequences.end(sequence, FinishReason.ERROR, f"{sequence.lost_by}; {limit}")
 
     def end_waiting(self, reason: str, *, suspects_only: bool = False) -> None:
         """End those that wait for an engine, or those of them that may have killed their last one."""
         for sequence in list(self._moves):
             if sequence.is_suspect or not suspects_only:
-                self._end(sequence, FinishReason.ERROR, f"{sequence.lost_by}; {reason}")
-
-    def _take_away(
-        self, line: EngineLine, sequences: Iterable[InFlight], why: MoveReason, report_seq: int, reason: str
-    ) -> None:
-        for sequence in sequences:
-            assert sequence.entry is not None, "it is on the line"
-            if not sequence.aborting:
-                self._send_abort(sequence)
-            line.ledger.finish(sequence.entry, report_seq)
-            self._strand(sequence, why, reason)
-
-    def _strand(self, sequence: InFlight, why: MoveReason, reason: str) -> None:
-        """Let a sequence whose line is done with it wait for another engine, unless this is its end."""
-        self._catch_up(sequence)
-        sequence.entry = None
-        if why is MoveReason.DEATH:
-            has_new_tokens = len(sequence.output_ids) > sequence.num_before
-            sequence.num_crashes = 0 if has_new_tokens else sequence.num_crashes + 1
-        if sequence.aborting:
-            self._end(sequence, FinishReason.ABORT)
-        elif sequence.num_crashes >= MAX_CRASHES:
-            self._counts["poison_ends"] += 1
-            self._moves.acquit()
-            self._end(sequence, FinishReason.ERROR, _POISON.format(reason))
-        else:
-            self._counts[f"moves_{why}"] += 1
-            sequence.request.attempt += 1
-            sequence.lost_by = reason
-            self._moves.push(sequence)
-
-    def _catch_up(self, sequence: InFlight) -> None:
-        if sequence.num_moved_tokens and sequence.line is not None:
-            self._moves.on_caught_up(sequence, sequence.line.engine_id)
-
-    # --- sending ----------------------------------------------------------------------------------------------------
-
-    def _hand_over(self, sequence: InFlight, line: EngineLine, message: AddRequest) -> bool:
-        """Record a sequence on a line and send it; False when the line does not take it, and nothing is recorded."""
-        sequence.line = line
-        sequence.entry = line.ledger.add(line.next_seq, message.cost)
-        sequence.num_before = len(sequence.output_ids)
-        accepted = False
-        try:
-            accepted = self._sender.send_add(line, message)
-        finally:  # also when it cannot be encoded
-            if not accepted:
-                line.ledger.withdraw(sequence.entry)
-                sequence.entry = None
-                self.refresh()
-        return accepted
-
-    def _send_abort(self, sequence: InFlight) -> None:
-        assert sequence.line is not None, "it was sent"
-        request = sequence.request
-        message = AbortRequest(request.client_id, 0, request.request_id, request.sample_index, request.attempt)
-        self._sender.send(sequence.line, message)
+                self._sequences.end(sequence, FinishReason.ERROR, f"{sequence.lost_by}; {reason}")
 
     def _only(self, rank: int) -> list[EngineLedger]:
-        serving = [line.ledger for line in self._by_rank() if not line.leaving]
-        return [ledger for ledger in only_rank(serving, rank) if ledger in self._candidates]
-
-    def _by_rank(self) -> list[EngineLine]:
-        return [self._lines[engine_id] for engine_id in sorted(self._lines)]
+        valid = [line.ledger for line in self._sequences.by_rank() if line.is_open]
+        return [ledger for ledger in only_rank(valid, rank) if ledger in self._sequences.candidates]
 
     # --- ends -------------------------------------------------------------------------------------------------------
 
@@ -272,7 +211,7 @@ class Dispatcher:
         assert sequence.line is not None, "it was sent"
         assert sequence.entry is not None, "it is on its line"
         sequence.line.ledger.finish(sequence.entry, report_seq)
-        self._catch_up(sequence)
+        self._sequences.catch_up(sequence)
         if output.finish_reason is not FinishReason.REROUTE:
             self.in_flight.remove(sequence)
             return True
@@ -289,13 +228,15 @@ class Dispatcher:
         if sequence.pinned and untouched and not sequence.aborting:
             # Nothing shows that it was accepted, and whoever names a rank is never silently given another.
             rank = sequence.line.engine_id.rank
-            self._end(sequence, FinishReason.ERROR, f"rank {rank} takes no new requests")
+            self._sequences.end(sequence, FinishReason.ERROR, f"rank {rank} takes no new requests")
         else:
-            self._strand(sequence, MoveReason.REROUTE, f"engine {sequence.line.engine_id} takes nothing new")
+            self._sequences.strand(sequence, MoveReason.REROUTE, f"engine {sequence.line.engine_id} takes nothing new")
 
     def _on_stray(self, outputs: EngineCoreOutputs, sequence: InFlight | None, output: EngineCoreOutput) -> None:
         """Drop an output that nobody waits for. A hole in the tokens of the current attempt moves the sequence."""
         self._counts["unexpected_outputs"] += 1
+        if sequence is None and output.finish_reason is None:
+            self._strays.abort(outputs, output)
         if sequence is None or sequence.entry is None or sequence.request.attempt != output.attempt:
             return
         line = sequence.line
@@ -304,30 +245,14 @@ class Dispatcher:
             and line.engine_id == outputs.engine_id
             and output.first_position > len(sequence.output_ids)
         ):
-            self._take_away(line, [sequence], MoveReason.GAP, outputs.report_seq, "its outputs were lost on their way")
+            self._sequences.take_away(
+                line, [sequence], MoveReason.GAP, outputs.report_seq, "its outputs were lost on their way"
+            )
 
     def _on_absurd(self, sequence: InFlight, output: EngineCoreOutput) -> None:
         """End a sequence whose engine speaks of tokens that cannot be."""
-        del sequence.output_ids[output.first_position :]
         assert sequence.line is not None, "it was sent"
         assert sequence.entry is not None, "it is on its line"
-        self._send_abort(sequence)
+        self._sequences.send_abort(sequence)
         sequence.line.ledger.finish(sequence.entry, 0)
-        self._end(sequence, FinishReason.ERROR, "its engine answered with a token that does not exist")
-
-    def _end(self, sequence: InFlight, reason: FinishReason, error: str | None = None) -> None:
-        """Give a sequence that no line has an end made here."""
-        self._catch_up(sequence)
-        self._moves.discard(sequence)
-        self.in_flight.remove(sequence)
-        request = sequence.request
-        self._ends.append(
-            EngineCoreOutput(
-                request.request_id, request.sample_index, request.attempt, UNKNOWN_POSITION, [], reason, error=error
-            )
-        )
-
-
-_POISON = (
-    "two engines in a row died before this request produced a token on them, so it is not tried again; the last one: {}"
-)
+        self._sequences.end(sequence, FinishReason.ERROR, "its engine answered with a token that does not exist")

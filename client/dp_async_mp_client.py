@@ -9,6 +9,7 @@ from typing import Any
 from client.arrivals import Death
 from client.async_mp_client import AsyncMPClient
 from client.config import ClientConfig
+from client.engine_line import EngineLine
 from client.mailbox import Mailbox
 from client.tasks import loop_is_running, whenever_filled
 from engine.wire.codec import state_decoder
@@ -48,6 +49,7 @@ class DPAsyncMPClient(AsyncMPClient):
         self.eep_scaling_cache: dict[EngineId, Any] = {}
         self._seats: dict[int, Seat] = {}
         self._dismissed: frozenset[EngineId] = frozenset()
+        self._suspects: frozenset[EngineId] = frozenset()
         self._reports: dict[EngineId, EngineReport] = {}
         self._totals = RankTotals() if totals is None else totals
         self._group_order = (-1, -1)
@@ -108,10 +110,11 @@ class DPAsyncMPClient(AsyncMPClient):
                 self.on_settings(state.settings)
         self._seats = {seat.engine_id.rank: seat for seat in state.seats}
         self._dismissed = frozenset(state.dismissed)
+        self._suspects = frozenset(suspect.engine_id for suspect in state.suspects)
         for engine_id, reason in self._deaths():
             self._arrivals.put(Death(engine_id, reason))
         for line in self._lines.values():
-            line.leaving = self._is_leaving(line.engine_id)
+            self._note_standing(line)
         self._answers.engines_changed.set()
 
     def _deaths(self) -> list[tuple[EngineId, str]]:
@@ -132,6 +135,12 @@ class DPAsyncMPClient(AsyncMPClient):
     def _on_stranger_died(self, engine_id: EngineId, reason: str) -> None:
         """Let ``wait_ready`` look again; in a group, the death of an engine never spoken to ends nothing."""
         self._answers.engines_changed.set()
+
+    def _note_standing(self, line: EngineLine) -> None:
+        """Write on a line what the newest state says of its engine."""
+        line.leaving = self._is_leaving(line.engine_id)
+        line.cordoned = line.engine_id.rank in self.settings.cordoned
+        line.suspect = line.engine_id in self._suspects
 
     def _is_leaving(self, engine_id: EngineId) -> bool:
         seat = self._seats.get(engine_id.rank)

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from client.config import ClientConfig
-from client.dispatcher import Dispatcher, MoveReason
+from client.dispatcher import Dispatcher
 from client.dp_async_mp_client import DPAsyncMPClient
 from client.engine_line import EngineLine
+from client.sequences import MoveReason
 from client.utility_calls import gather_ranks
 from client.views import make_views
 from engine.wire.errors import EngineDeadError
@@ -46,6 +47,16 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
         for request_id in request_ids:
             self._dispatcher.abort(request_id, sample_index)
         self._deliver_ends()
+
+    def move_from(self, engine_id: EngineId, reason: str) -> None:
+        """Move what an engine has to the others, though it lives; for who frees it without waiting for its streams.
+
+        An engine that is unknown has nothing. Take it out of the candidates first (cordon it, or let it leave).
+        """
+        line = self._lines.get(engine_id)
+        if line is not None:
+            self._dispatcher.move_from(line, reason)
+            self._send_on()
 
     async def call_utility_async(self, method: str, *args: Any) -> dict[int, Any]:
         """Call a method of every engine; return rank -> result.
@@ -96,6 +107,7 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
         held = {
             "in_flight": len(self._dispatcher.in_flight),
             "waiting_to_move": self._dispatcher.num_waiting,
+            "unmovable": self._dispatcher.num_unmovable,
             "candidates": self._dispatcher.num_candidates,
         }
         return {**super().statistics(), **held}
@@ -104,7 +116,7 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
         return sum(not line.leaving for line in self._lines.values())
 
     def _on_line_opened(self, line: EngineLine) -> None:
-        line.leaving = self._is_leaving(line.engine_id)
+        self._note_standing(line)
         self._dispatcher.refresh()
         super()._on_line_opened(line)
 
@@ -117,6 +129,7 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
 
     def _on_output_gap(self, line: EngineLine, outputs: EngineCoreOutputs) -> None:
         """Resume what the lost frames may have spoken of: tokens are missing, or an end that will not be said again."""
+        super()._on_output_gap(line, outputs)
         self._dispatcher.on_outputs_lost(line, outputs, f"outputs of engine {line.engine_id} were lost on their way")
 
     def _on_arrivals(self) -> None:
@@ -132,7 +145,7 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
     def _on_heartbeat(self, now: float) -> None:
         super()._on_heartbeat(now)
         self._dispatcher.refresh()
-        self._dispatcher.expire(now)
+        self._dispatcher.on_time(now)
         self._send_on()
 
     def _send_on(self) -> None:

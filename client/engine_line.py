@@ -16,8 +16,9 @@ class EngineLine:
     A live connection may lose messages when it is reset, and only ``applied`` proves delivery. So the unapplied tail
     is kept as encoded frames and sent again, in order, when nothing moved for a second; the engine drops what it has.
 
-    ready: its handshake. leaving: it finishes what it has and takes nothing new. blocked: its pipe refused a message
-    a moment ago. ledger: what this client has in flight on it.
+    ready: its handshake. ledger: what this client has in flight on it.
+    leaving: it finishes what it has and takes nothing new. cordoned: the operator wants the same of its rank.
+    suspect: the coordinator sees no sign of progress. blocked: its pipe refused a message a moment ago.
     """
 
     __slots__ = (
@@ -29,11 +30,13 @@ class EngineLine:
         "_tail",
         "applied",
         "blocked",
+        "cordoned",
         "engine_id",
         "identity",
         "leaving",
         "ledger",
         "ready",
+        "suspect",
     )
 
     def __init__(self, ready: EngineReady, now: float) -> None:
@@ -42,6 +45,8 @@ class EngineLine:
         self.ready = ready
         self.ledger = EngineLedger(ready.engine_id)
         self.leaving = False
+        self.cordoned = False
+        self.suspect = False
         self.blocked = False
         self.applied = 0
         self._encoder = FrameEncoder()
@@ -50,6 +55,16 @@ class EngineLine:
         self._moved = False
         self._moved_at = now
         self._out_seq = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether its rank may be asked for: now or, when it does not answer for a moment, soon."""
+        return not (self.leaving or self.cordoned)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Tell whether it may be given a sequence now."""
+        return self.is_open and not (self.suspect or self.blocked)
 
     @property
     def num_unapplied(self) -> int:

@@ -10,6 +10,22 @@ from engine.wire.messages import AddRequest
 from lb.ledger import LedgerEntry
 
 
+class TokenCount:
+    """The tokens of a sequence that is not kept: how many there are."""
+
+    __slots__ = ("_count",)
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def extend(self, token_ids: list[int]) -> None:
+        """Count more tokens."""
+        self._count += len(token_ids)
+
+
 def _no_tokens() -> "array[int]":
     return array("i")
 
@@ -23,6 +39,7 @@ class InFlight:
         moved.
     pinned: the caller chose the rank. That decides where it is admitted; to survive, it is moved like any other.
     output_ids: its tokens so far, over all attempts; an array, because it holds them ten times as densely as a list.
+        Only their number once the sequence was forgotten.
     num_before: how many of them there were when this attempt began.
     num_crashes: engines in a row that died before it had a token of them.
     num_moved_tokens: tokens its engine computes anew before its next one; 0 once that has come.
@@ -34,7 +51,7 @@ class InFlight:
     pinned: bool
     line: EngineLine | None = None
     entry: LedgerEntry | None = None
-    output_ids: "array[int]" = field(default_factory=_no_tokens)
+    output_ids: "array[int] | TokenCount" = field(default_factory=_no_tokens)
     num_before: int = 0
     num_crashes: int = 0
     num_moved_tokens: int = 0
@@ -52,6 +69,16 @@ class InFlight:
         """Tell whether its last engine died before it had a token of it: it may be what killed it."""
         return self.num_crashes > 0
 
+    @property
+    def is_movable(self) -> bool:
+        """Tell whether what it takes to resume it is kept."""
+        return not isinstance(self.output_ids, TokenCount)
+
+    def forget(self) -> None:
+        """Give up what it takes to resume it; it is served on by the engine that has it."""
+        self.request = replace(self.request, prompt_token_ids=[], prompt_embeds=None)
+        self.output_ids = TokenCount(len(self.output_ids))
+
     def resumption(self) -> AddRequest:
         """Return what the next engine gets: it goes on behind the tokens there are.
 
@@ -59,6 +86,7 @@ class InFlight:
         prompt from being taken out of the prefix cache.
         """
         request = self.request
+        assert not isinstance(self.output_ids, TokenCount), "a forgotten sequence cannot be resumed"
         if not self.output_ids:
             return replace(request)
         sampling = replace(request.sampling, num_prompt_logprobs=None)

@@ -131,6 +131,7 @@ class InprocClient(EngineCoreClient):
             "engines": len(self._lines),
             "in_flight": len(self._dispatcher.in_flight),
             "waiting_to_move": self._dispatcher.num_waiting,
+            "unmovable": self._dispatcher.num_unmovable,
             "unapplied_messages": sum(line.num_unapplied for line in self._lines.values()),
             "utility_calls": len(self._utility_calls),
             "queued_outputs": len(self._answers.outputs),

@@ -198,7 +198,11 @@ class MPClient(EngineCoreClient):
         return outputs
 
     def _on_output_gap(self, line: EngineLine, outputs: EngineCoreOutputs) -> None:
-        """Take the news that frames before this one are lost; subclasses that know what is in flight answer for it."""
+        """Take the news that frames before this one are lost; subclasses know what is in flight, and answer for it.
+
+        The answers of utility calls may have been in them.
+        """
+        self._utility_calls.fail_engine(line.engine_id, "outputs were lost on their way, the answer perhaps with them")
 
     def _on_outputs_of_a_stranger(self, outputs: EngineCoreOutputs) -> None:
         """Last words may overtake the handshake, which travels on another socket; they must not be lost."""

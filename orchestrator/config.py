@@ -16,6 +16,7 @@ GROUPS = {
     "server": "the HTTP port",
     "cluster": "where the ranks are hosted",
     "lifecycle": "deadlines and restarts",
+    "survival": "how the streams of a rank that is gone go on",
     "logging": "what is written to standard error",
 }
 
@@ -100,6 +101,19 @@ class ServeConfig(BaseModel):
     )
     max_restarts: int = knob(
         5, "lifecycle", "restarts of a rank without a minute of service in between; then it stays dead; 0: none", ge=0
+    )
+
+    move_tokens_in_flight: int = knob(
+        16_384, "survival", "tokens of moved sequences that one rank computes anew at once", ge=1
+    )
+    move_timeout: float = knob(
+        120.0, "survival", "seconds that a sequence without a rank waits for one before it fails", gt=0
+    )
+    resume_memory: ByteSize = knob(
+        ByteSize(1 << 30),
+        "survival",
+        "memory of one API process for what it takes to move sequences; beyond it the largest cannot be moved",
+        gt=0,
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = knob(

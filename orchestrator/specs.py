@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from client.config import ClientConfig
+from client.config import ClientConfig, MoveConfig
 from engine.config import EngineConfig, EngineSpec
 from engine.model.names import ResolvedModel
 from engine.wire.build import build_id, config_hash
@@ -82,6 +82,11 @@ def api_spec(
         config_hash=config_hash(engine),
         security=wiring.security,
         advertise_host=wiring.chosen.advertise_host,
+        moves=MoveConfig(
+            tokens_in_flight=config.move_tokens_in_flight,
+            timeout_s=config.move_timeout,
+            resume_memory_bytes=config.resume_memory,
+        ),
     )
     return ApiSpec(
         client=client,

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from engine.wire.errors import OverloadedError
+from engine.wire.errors import InvalidRequestError, OverloadedError, UtilityError
 from engine.wire.ids import EngineId
-from engine.wire.messages import AbortRequest, FinishReason, Seat, SeatState
+from engine.wire.messages import AbortRequest, ClusterSettings, FinishReason, Seat, SeatState, Suspect
 from tests.contract.puppets import eventually, make_output, make_request, puppet_client
 
 E0, E1 = EngineId(0, 1), EngineId(1, 1)
@@ -87,6 +87,54 @@ async def test_one_that_no_engine_takes_waits_and_an_abort_ends_it_at_once() -> 
         await client.abort_requests_async([request.request_id])
         (end,) = (await client.get_output_async()).outputs
         assert (end.request_id, end.finish_reason) == (request.request_id, FinishReason.ABORT)
+
+
+async def test_suspect_and_cordoned_engines_get_nothing_new_and_keep_what_they_have() -> None:
+    async with puppet_client(3) as (client, group, (first, _, third)):
+        kept = make_request(client)
+        assert await client.add_request_async(kept) == E0
+        await first.next_message()
+        seats = [Seat(engine_id, SeatState.ALIVE) for engine_id in group.engines]
+        suspect = Suspect(E0, False, "silent for 1.0 s", 1.0)
+        group.publish_group(*seats, suspects=[suspect], settings=ClusterSettings(seq=1, cordoned=[1]))
+        await eventually(lambda: client.statistics()["candidates"] == 1)
+        assert {await client.add_request_async(make_request(client)) for _ in range(3)} == {third.engine_id}
+        with pytest.raises(OverloadedError):
+            await client.add_request_async(make_request(client), data_parallel_rank=0)
+        with pytest.raises(InvalidRequestError, match="valid: 0, 2"):
+            await client.add_request_async(make_request(client), data_parallel_rank=1)
+        first.say(make_output(kept, FinishReason.STOP))
+        assert (await client.get_output_async()).outputs[0].request_id == kept.request_id
+        group.publish_group(*seats, settings=ClusterSettings(seq=2))
+        await eventually(lambda: client.statistics()["candidates"] == 3)
+
+
+async def test_a_planned_move_aborts_there_and_resumes_elsewhere() -> None:
+    async with puppet_client(2) as (client, group, (first, second)):
+        request = make_request(client)
+        await client.add_request_async(request)
+        await first.next_message()
+        first.say(make_output(request, None, 5))
+        await client.get_output_async()
+        group.publish_group(Seat(E0, SeatState.LEAVING), Seat(E1, SeatState.ALIVE))
+        await eventually(lambda: client.statistics()["candidates"] == 1)
+        client.move_from(E0, "its rank is drained")
+        client.move_from(EngineId(7, 1), "it is not there")
+        moved = await second.next_message()
+        assert (moved.attempt, moved.output_token_ids) == (1, [5])
+        abort = await first.next_message()
+        assert (type(abort), abort.attempt) == (AbortRequest, 0)
+        assert client.statistics()["moves_planned"] == 1
+
+
+async def test_a_call_whose_answer_may_have_been_lost_fails_instead_of_waiting_for_ever() -> None:
+    async with puppet_client() as (client, _, (engine,)):
+        call = asyncio.create_task(client.call_utility_async("ping"))
+        await engine.next_message()
+        engine._out_seq += 1
+        engine.say()
+        with pytest.raises(UtilityError, match="lost on their way"):
+            await call
 
 
 async def test_lost_output_frames_resume_what_they_may_have_spoken_of_and_nothing_else() -> None:

@@ -3,8 +3,9 @@
 from collections import Counter
 
 from client.config import MoveConfig
-from client.dispatcher import Dispatcher, MoveReason
+from client.dispatcher import Dispatcher
 from client.engine_line import EngineLine
+from client.sequences import MoveReason
 from engine.wire.ids import EngineId
 from engine.wire.messages import EngineCoreOutput
 from lb.picker import RotatingPicker

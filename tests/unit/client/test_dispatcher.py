@@ -2,8 +2,8 @@
 
 import pytest
 
-from client.dispatcher import UNKNOWN_POSITION
 from client.engine_line import EngineLine
+from client.sequences import UNKNOWN_POSITION
 from engine.wire.errors import InvalidRequestError, OverloadedError
 from engine.wire.ids import EngineId
 from engine.wire.messages import AddRequest, EngineCoreOutput, FinishReason
@@ -85,6 +85,34 @@ def test_an_explicit_rank_is_never_silently_another_one() -> None:
     group.sender.refusing.add(EngineId(0, 1))
     with pytest.raises(OverloadedError):
         group.dispatcher.place(make_add(1), 0)
+
+
+def test_a_suspect_gets_nothing_new_and_whoever_names_it_is_told_to_come_back() -> None:
+    group = Group(2)
+    group.lines[EngineId(0, 1)].suspect = True
+    group.dispatcher.refresh()
+    assert {group.dispatcher.place(make_add(i)).engine_id.rank for i in range(4)} == {1}
+    with pytest.raises(OverloadedError):
+        group.dispatcher.place(make_add(9), 0)
+    with pytest.raises(InvalidRequestError, match="valid: 0, 1"):
+        group.dispatcher.place(make_add(9), 2)
+
+
+def test_a_cordoned_rank_gets_nothing_new_and_is_not_among_the_valid_ones() -> None:
+    group = Group(2)
+    group.lines[EngineId(0, 1)].cordoned = True
+    group.dispatcher.refresh()
+    assert {group.dispatcher.place(make_add(i)).engine_id.rank for i in range(4)} == {1}
+    with pytest.raises(InvalidRequestError, match="valid: 1"):
+        group.dispatcher.place(make_add(9), 0)
+
+
+def test_a_sequence_that_an_engine_runs_for_nobody_is_freed_there_once() -> None:
+    group = Group(1)
+    (line,) = group.lines.values()
+    for position in range(3):
+        assert group.hear(line, EngineCoreOutput(404, 1, 2, position, [5])) == []
+    assert group.sender.aborted == [(404, 1, 2)]
 
 
 def test_a_leaving_engine_gets_nothing_new() -> None:

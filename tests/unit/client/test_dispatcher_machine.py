@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from client.config import MoveConfig
-from client.dispatcher import MoveReason
 from client.engine_line import EngineLine
+from client.sequences import MoveReason
 from engine.wire.errors import InvalidRequestError, OverloadedError
 from engine.wire.ids import EngineId
 from engine.wire.messages import AbortRequest, AddRequest, EngineCoreOutput, FinishReason
@@ -232,7 +232,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.2, 4.0]))
     def wait(self, seconds: float) -> None:
         self.clock += seconds
-        self.group.dispatcher.expire(self.clock)
+        self.group.dispatcher.on_time(self.clock)
         self._tell(self.group.settle())
 
     # --- what is always true ---

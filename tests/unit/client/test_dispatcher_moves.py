@@ -1,8 +1,8 @@
 """What happens to a sequence whose engine dies, loses outputs, begins anew or gives it back."""
 
 from client.config import MoveConfig
-from client.dispatcher import MoveReason
 from client.engine_line import EngineLine
+from client.sequences import MoveReason
 from engine.wire.ids import EngineId
 from engine.wire.messages import AddRequest, FinishReason
 from tests.unit.client.builders import make_add, make_end, make_tokens
@@ -165,10 +165,10 @@ def test_one_that_waits_in_vain_ends_with_an_error_that_says_why_and_for_how_lon
     group = Group(1, MoveConfig(timeout_s=120))
     group.dispatcher.place(make_add(1))
     group.close(group.lines[EngineId(0, 1)])
-    group.dispatcher.expire(1000.0)
-    group.dispatcher.expire(1119.9)
+    group.dispatcher.on_time(1000.0)
+    group.dispatcher.on_time(1119.9)
     assert group.settle() == []
-    group.dispatcher.expire(1120.0)
+    group.dispatcher.on_time(1120.0)
     (end,) = group.settle()
     assert end.finish_reason is FinishReason.ERROR
     assert (end.error or "").startswith("gone; no other engine took it for 120 s (--move-timeout)")

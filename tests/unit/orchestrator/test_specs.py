@@ -60,6 +60,15 @@ def test_engine_and_client_are_told_the_same_hash_and_endpoints() -> None:
     listener.close()
 
 
+def test_the_knobs_of_survival_reach_the_client() -> None:
+    config = ServeConfig(engine="sim", move_tokens_in_flight=9, move_timeout=3, resume_memory=ByteSize(77))
+    listener = Listener("127.0.0.1", 0)
+    spec = api_spec(config, engine_config(config, None, "cpu"), WIRING, listener, None, None, ClientId(0, 1), STATS)
+    listener.close()
+    moves = spec.client.moves
+    assert (moves.tokens_in_flight, moves.timeout_s, moves.resume_memory_bytes) == (9, 3.0, 77)
+
+
 def test_the_model_is_called_as_asked_else_by_its_own_name() -> None:
     assert served_model_name(ServeConfig(model="m", served_model_name="mine"), MODEL) == "mine"
     assert served_model_name(ServeConfig(model="./x/m.gguf"), MODEL) == "m"
