@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from engine.wire.errors import ShoalError
+from orchestrator.admin_commands import COMMANDS, run
 from orchestrator.config_sources import ConfigError, load
 from orchestrator.guard import check_packages
 from orchestrator.options import USAGE_ERROR, knob_flags, make_parser
@@ -19,13 +20,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         check_packages()
         if options.command == "serve":
+            from orchestrator.secrets import forget_secrets
             from orchestrator.serve import serve
 
-            return serve(load(knob_flags(options), os.environ, options.config))
+            config = load(knob_flags(options), os.environ, options.config)
+            forget_secrets()
+            return serve(config)
         if options.command == "status":
             from orchestrator.status import print_status
 
-            return print_status(options.url, options.run_dir, as_json=options.json)
+            return print_status(options.url, options.run_dir, options.key, as_json=options.json)
+        if options.command in COMMANDS:
+            return run(options, os.environ)
         print(f"shoal {version('shoal')}")
     except ShoalError as error:
         print(f"shoal: error: {error}", file=sys.stderr)

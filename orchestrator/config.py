@@ -1,9 +1,10 @@
 """Every knob of ``shoal serve``, written once: command line, environment and files are read after this model."""
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 _MAX_PORT = 65535
 
@@ -19,6 +20,12 @@ GROUPS = {
     "survival": "how the streams of a rank that is gone go on",
     "logging": "what is written to standard error",
 }
+
+
+SECRET_KNOBS = ("api_key", "admin_api_key")
+"""Never written anywhere, and hidden from whoever lists this machine's processes."""
+
+_KEY = re.compile(r"[\x21-\x7e]+")
 
 
 def knob(default: Any, group: str, text: str, **constraints: Any) -> Any:
@@ -73,6 +80,16 @@ class ServeConfig(BaseModel):
     api_server_count: int = knob(1, "server", "API processes that share the port and its requests", ge=1, le=64)
     max_pending_requests: int = knob(1024, "server", "requests in flight before new ones are told to come back", ge=1)
 
+    api_key: tuple[SecretStr, ...] | None = knob(
+        None,
+        "server",
+        "key that callers of /v1 must name, repeatable (commas in SHOAL_API_KEY); default: no key needed",
+        min_length=1,
+    )
+    admin_api_key: SecretStr | None = knob(
+        None, "server", "key for admin calls, and good for all others; with --api-key alone admin calls are refused"
+    )
+
     executor: Literal["ray", "local"] = knob("ray", "cluster", "Ray actors, or plain local processes (for tests)")
     ray_address: str | None = knob(
         None, "cluster", "host:port of a running Ray cluster, or auto; default: start one here"
@@ -119,6 +136,25 @@ class ServeConfig(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = knob(
         "info", "logging", "least severe level that is written"
     )
+
+    @field_validator("api_key", mode="before")
+    @classmethod
+    def _split_keys(cls, value: Any) -> Any:
+        return value.split(",") if isinstance(value, str) else value
+
+    @field_validator("api_key", "admin_api_key")
+    @classmethod
+    def _are_keys(cls, value: Any) -> Any:
+        for key in value if isinstance(value, tuple) else (value,):
+            if not _KEY.fullmatch(key.get_secret_value()):
+                raise ValueError("a key is one or more printable ASCII characters without spaces")
+        return value
+
+    @model_validator(mode="after")
+    def _keys_differ(self) -> "ServeConfig":
+        if self.admin_api_key is not None and self.admin_api_key in (self.api_key or ()):
+            raise ValueError("--admin-api-key must not be one of --api-key: callers of /v1 would be administrators")
+        return self
 
     @field_validator("log_level", mode="before")
     @classmethod

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from engine.wire.errors import StartupError
 from engine.wire.process import PARENT_PID_VARIABLE
-from orchestrator.config import ServeConfig
+from orchestrator.config import SECRET_KNOBS, ServeConfig
 
 PREFIX = "SHOAL_"
 FILE_VARIABLE = PREFIX + "CONFIG"
@@ -36,11 +36,11 @@ class Setting:
     spelling: str
 
 
-def load(flags: Mapping[str, str], environment: Mapping[str, str], file: Path | None = None) -> ServeConfig:
+def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> ServeConfig:
     """Merge the sources and validate once.
 
-    flags: field name -> text, only those given. environment: all variables of the process. file: TOML or YAML by its
-    suffix; default: the one ``SHOAL_CONFIG`` names, if any.
+    flags: field name -> text, or texts where a flag may be repeated; only those given. environment: all variables of
+    the process. file: TOML or YAML by its suffix; default: the one ``SHOAL_CONFIG`` names, if any.
 
     Raises:
         ConfigError: an unknown key, a wrong value or an unreadable file.
@@ -131,5 +131,6 @@ def _describe(error: ValidationError, settings: Mapping[str, Setting]) -> str:
         name = str(problem["loc"][0])
         message = message.replace("Input should be", "must be").replace("Value should", "must")
         text = ServeConfig.model_fields[name].description
-        lines.append(f"{settings[name].spelling}: {message}, not {settings[name].value!r} ({text})")
+        given = "" if name in SECRET_KNOBS else f", not {settings[name].value!r}"
+        lines.append(f"{settings[name].spelling}: {message}{given} ({text})")
     return "; ".join(lines)

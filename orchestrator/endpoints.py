@@ -61,7 +61,7 @@ def choose_endpoints(
         raise StartupError(f"--interface {bound} says on no host where to reach this one: give --advertise-host")
     anywhere = tcp_endpoint(bound, port_range or 0)
     advertise_host = address if address != bound else None
-    return Endpoints(anywhere, anywhere, anywhere, anywhere, advertise_host, leaves_host=not _is_loopback(bound))
+    return Endpoints(anywhere, anywhere, anywhere, anywhere, advertise_host, leaves_host=not is_loopback(bound))
 
 
 def choose_security(mode: str, chosen: Endpoints) -> WireSecurity | None:
@@ -93,7 +93,8 @@ def _own_address(name: str) -> str:
         raise StartupError(f"--advertise-host {name}: {reason}") from error
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Tell whether only this host reaches an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -9,10 +9,13 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic.fields import FieldInfo
 from rich_argparse import RichHelpFormatter
 
+from orchestrator.admin_commands import add_address, add_commands
 from orchestrator.config import GROUPS, ServeConfig
 from orchestrator.config_sources import flag_of, nearest
 
 USAGE_ERROR = 2
+
+_KEYS = {"SecretStr": "KEY", "tuple": "KEY"}
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -42,12 +45,13 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=OneLineParser)
     _add_serve(commands)
     _add_status(commands)
+    add_commands(commands)
     commands.add_parser("version", help="print the version", formatter_class=RichHelpFormatter)
     return parser
 
 
-def knob_flags(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the knobs that were given as flags, field name -> text."""
+def knob_flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the knobs that were given as flags, field name -> text, or texts of one that may be repeated."""
     return {name: value for name, value in vars(arguments).items() if name in ServeConfig.model_fields}
 
 
@@ -67,7 +71,12 @@ def _add_serve(commands: Any) -> None:
         extra = field.json_schema_extra
         assert isinstance(extra, dict)
         sections[str(extra["group"])].add_argument(
-            flag_of(name), dest=name, default=argparse.SUPPRESS, metavar=_metavar(field), help=_help(field)
+            flag_of(name),
+            dest=name,
+            action="append" if _is_repeatable(field) else "store",
+            default=argparse.SUPPRESS,
+            metavar=_metavar(field),
+            help=_help(field),
         )
 
 
@@ -79,16 +88,21 @@ def _add_status(commands: Any) -> None:
         formatter_class=RichHelpFormatter,
         allow_abbrev=False,
     )
-    status.add_argument("--url", help="base URL of the deployment, e.g. http://127.0.0.1:8000")
-    status.add_argument("--run-dir", type=Path, metavar="DIR", help="where to look for deployments of this machine")
+    add_address(status, "--api-key", "a key of the deployment; default: SHOAL_ADMIN_API_KEY or SHOAL_API_KEY")
     status.add_argument("--json", action="store_true", help="print the answer of /v1/cluster as it is")
+
+
+def _is_repeatable(field: FieldInfo) -> bool:
+    return any(get_origin(kind) is tuple for kind in get_args(field.annotation))
 
 
 def _metavar(field: FieldInfo) -> str:
     if get_origin(field.annotation) is Literal:
         return "{" + ",".join(map(str, get_args(field.annotation))) + "}"
     names: Sequence[Any] = get_args(field.annotation) or (field.annotation,)
-    return {"bool": "BOOL", "int": "N", "float": "X", "ByteSize": "BYTES", "Path": "DIR"}.get(names[0].__name__, "TEXT")
+    return {"bool": "BOOL", "int": "N", "float": "X", "ByteSize": "BYTES", "Path": "DIR", **_KEYS}.get(
+        names[0].__name__, "TEXT"
+    )
 
 
 def _help(field: FieldInfo) -> str:

@@ -6,6 +6,7 @@ import logging
 from engine.wire.errors import StartupError
 from engine.wire.process import configure_logging
 from orchestrator.config import ServeConfig
+from orchestrator.endpoints import is_loopback
 from orchestrator.launch.host import EngineHost
 from orchestrator.launch.local_host import LocalHost
 from orchestrator.launch.ray_environment import prepare_environment
@@ -27,7 +28,15 @@ def serve(config: ServeConfig) -> int:
     """
     configure_logging("shoal", config.log_level)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request that asks for readiness
+    _warn_of_open_doors(config)
     return asyncio.run(_serve(config))
+
+
+def _warn_of_open_doors(config: ServeConfig) -> None:
+    if not is_loopback(config.host) and config.api_key is None and config.admin_api_key is None:
+        logging.getLogger(__name__).warning(
+            "whoever reaches %s may use and administer this deployment: set --api-key and --admin-api-key", config.host
+        )
 
 
 async def _serve(config: ServeConfig) -> int:

@@ -11,7 +11,7 @@ from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import ClusterSettings
 from metrics.memory import StatsMemory
 from orchestrator.api.config import ApiSpec
-from orchestrator.config import ServeConfig
+from orchestrator.config import SECRET_KNOBS, ServeConfig
 from orchestrator.coordinator_keeper import BoundEndpoints
 from orchestrator.endpoints import Endpoints
 from orchestrator.listen import Listener
@@ -102,5 +102,7 @@ def api_spec(
         stats=stats,
         log_level=config.log_level,
         control_endpoint=control_endpoint,
-        serve_config=config.model_dump(mode="json"),
+        serve_config=config.model_dump(mode="json", exclude=set(SECRET_KNOBS)),
+        api_keys=tuple(key.get_secret_value() for key in config.api_key or ()),
+        admin_api_key=None if config.admin_api_key is None else config.admin_api_key.get_secret_value(),
     )

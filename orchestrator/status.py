@@ -1,18 +1,18 @@
 """``shoal status``: a table of the ranks of a running deployment."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from engine.wire.errors import ShoalError
 from lb.views import EngineState
-from orchestrator.run_dir import live_runs
+from orchestrator.ask import ask, find_key, find_url
 
 _TIMEOUT_S = 10.0
 _FILE_WIDTH = 140
@@ -24,16 +24,19 @@ _STATE_STYLES = {
 }
 
 
-def print_status(url: str | None, run_dir: Path | None, *, as_json: bool, console: Console | None = None) -> int:
+def print_status(
+    url: str | None, run_dir: Path | None, key: str | None = None, *, as_json: bool, console: Console | None = None
+) -> int:
     """Print the ranks of one deployment; return 0, or 1 when no rank is ready.
 
-    url: base URL; None looks for the one deployment of this machine.
+    url: base URL; None looks for the one deployment of this machine. key: one of
+    its keys; None takes the environment's.
 
     Raises:
         ShoalError: none or several were found, or it does not answer.
     """
     url = (url or find_url(run_dir)).rstrip("/")
-    cluster = _ask(url)
+    cluster = _ask(url, find_key(key, os.environ))
     ranks = cluster["ranks"]
     console = console or Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
     if as_json:
@@ -42,21 +45,6 @@ def print_status(url: str | None, run_dir: Path | None, *, as_json: bool, consol
         console.print(make_table(url, ranks))
         console.print(describe_api_servers(cluster.get("api_servers", [])), highlight=False, soft_wrap=True)
     return 0 if any(rank["state"] == EngineState.READY for rank in ranks) else 1
-
-
-def find_url(run_dir: Path | None) -> str:
-    """Return where the one deployment of this machine answers.
-
-    Raises:
-        ShoalError: there is none, or more than one.
-    """
-    runs = list(live_runs(run_dir))
-    if not runs:
-        raise ShoalError("no deployment is ready on this machine; start one with shoal serve, or give --url")
-    if len(runs) > 1:
-        urls = ", ".join(run.url for run in runs)
-        raise ShoalError(f"{len(runs)} deployments run on this machine: {urls}; choose one with --url")
-    return runs[0].url
 
 
 def make_table(url: str, ranks: list[dict[str, Any]]) -> Table:
@@ -96,13 +84,8 @@ def _describe_state(rank: dict[str, Any]) -> Text:
     return Text(text, style=_STATE_STYLES.get(rank["state"], ""))
 
 
-def _ask(url: str) -> Any:
-    try:
-        answer = httpx.get(f"{url}/v1/cluster", timeout=_TIMEOUT_S, trust_env=False)
-        answer.raise_for_status()
-        cluster = answer.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise ShoalError(f"{url} does not answer like a deployment of Shoal: {error}") from error
+def _ask(url: str, key: str | None) -> Any:
+    cluster = ask("GET", f"{url}/v1/cluster", key, _TIMEOUT_S)
     if not isinstance(cluster, dict) or not isinstance(cluster.get("ranks"), list):
         raise ShoalError(f"{url} does not answer like a deployment of Shoal: its /v1/cluster names no ranks")
     return cluster

@@ -22,6 +22,7 @@ class ApiSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         None: there are no others.
     control_endpoint: where the supervisor can be asked; None without one.
     serve_config: the knobs of the deployment without its secrets, for ``/server_info``.
+    api_keys, admin_api_key: see ``auth.py``; none at all leaves everything open.
     """
 
     client: ClientConfig
@@ -38,6 +39,8 @@ class ApiSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log_level: str = "INFO"
     control_endpoint: str | None = None
     serve_config: dict[str, Any] = {}
+    api_keys: tuple[str, ...] = ()
+    admin_api_key: str | None = None
 
     @property
     def url(self) -> str:

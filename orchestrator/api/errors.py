@@ -56,7 +56,8 @@ class ApiError(Exception):
     def headers(self) -> dict[str, str]:
         """Return the headers the status calls for."""
         retry = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
-        return retry if self.allow is None else retry | {"allow": self.allow}
+        allow = {} if self.allow is None else {"allow": self.allow}
+        return retry | allow | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
 
 
 class AdminError(ApiError):

@@ -6,8 +6,6 @@ request's own task only waits for the end, or for the caller to go away.
 """
 
 import asyncio
-import os
-import string
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from orchestrator.api.open_requests import OpenRequests
 from orchestrator.api.protocol import ChatCompletionRequest, CompletionRequest
 from orchestrator.api.push import Pusher, Receive, Send
 from orchestrator.api.replies import Reply, ReplyHead, StreamReply, WholeReply, error_headers, start_message
+from orchestrator.api.request_ids import random_name, request_id_of
 from orchestrator.llm.async_llm import AsyncLLM
 from orchestrator.llm.stream import RequestStream
 
@@ -35,10 +34,7 @@ _REQUESTS: Mapping[str, type[Request]] = {
     "/v1/embeddings": EmbeddingRequest,
 }
 _RANK_HEADER = b"x-data-parallel-rank"
-_REQUEST_ID_HEADER = b"x-request-id"
-_MAX_REQUEST_ID_LENGTH = 128
 _MAX_RANK_DIGITS = 9
-_REQUEST_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:/+=")
 
 Scope = Mapping[str, Any]
 
@@ -81,7 +77,7 @@ class GenerationApp:
             await self._fallback(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        request_id = _request_id(headers)
+        request_id = request_id_of(headers)
         if scope["method"] != "POST":
             error = ApiError(405, f"{scope['method']} is not allowed on {path}: use POST", allow="POST")
             await self._refuse(error, request_id, send)
@@ -127,11 +123,11 @@ class GenerationApp:
         rank = _explicit_rank(headers, request.data_parallel_rank)
         if isinstance(request, EmbeddingRequest):
             stream = await self._llm.embed(request.input, dimensions=request.dimensions, data_parallel_rank=rank)
-            return _Opened(request_id, f"embd-{_random_name()}", stream, EmbeddingReply(stream, request, request_id))
+            return _Opened(request_id, f"embd-{random_name()}", stream, EmbeddingReply(stream, request, request_id))
         stream = await self._generate(request, rank)
         chat = isinstance(request, ChatCompletionRequest)
         head = ReplyHead(
-            reply_id=f"{'chatcmpl' if chat else 'cmpl'}-{_random_name()}",
+            reply_id=f"{'chatcmpl' if chat else 'cmpl'}-{random_name()}",
             request_id=request_id,
             created=int(time.time()),
             model=self._model,
@@ -170,18 +166,6 @@ class GenerationApp:
         body = answer.body()
         await send(start_message(answer.status, error_headers(answer.headers(), len(body)), request_id))
         await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-def _request_id(headers: dict[bytes, bytes]) -> str:
-    """Return the caller's own id when it is harmless in a header and a log line, else a new one."""
-    given = headers.get(_REQUEST_ID_HEADER, b"").decode("latin-1")
-    if 0 < len(given) <= _MAX_REQUEST_ID_LENGTH and _REQUEST_ID_CHARACTERS.issuperset(given):
-        return given
-    return f"req-{_random_name()}"
-
-
-def _random_name() -> str:
-    return os.urandom(16).hex()
 
 
 def _explicit_rank(headers: dict[bytes, bytes], from_body: int | None) -> int | None:

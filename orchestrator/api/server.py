@@ -30,6 +30,7 @@ from orchestrator.api.admin import Admin
 from orchestrator.api.admin_routes import ServerInfo, admin_router
 from orchestrator.api.admission import Admission
 from orchestrator.api.app import AppContext, make_app
+from orchestrator.api.auth import Guard, KeyRing
 from orchestrator.api.catch_up import any_is_loading, wait_reaches_all
 from orchestrator.api.config import ApiSpec
 from orchestrator.api.generation import GenerationApp
@@ -74,10 +75,11 @@ class ApiServer:
             model_root=spec.model_root,
             routes=[self._admin_router()],
         )
-        app = GenerationApp(
+        app: Any = GenerationApp(
             self._llm, self._admission, stats, spec.served_model_name, self._open_requests, make_app(context)
         )
-        self._http = uvicorn.Server(_http_config(app, spec.log_level))
+        keys = KeyRing(spec.api_keys, spec.admin_api_key)
+        self._http = uvicorn.Server(_http_config(app if keys.is_empty else Guard(keys, stats, app), spec.log_level))
         self._acceptor = self._make_acceptor()
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -237,7 +239,7 @@ class _CountedProtocol(HttpToolsProtocol):
         self._on_lost()
 
 
-def _http_config(app: GenerationApp, log_level: str) -> uvicorn.Config:
+def _http_config(app: Any, log_level: str) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http="httptools",

@@ -37,6 +37,9 @@ RANK = {
 }
 
 
+REQUEST = httpx.Request("GET", "http://x/v1/cluster")
+
+
 def test_lines_name_each_new_activity_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     table, progress = SeatTable([E0], RestartRule(max_in_row=0)), LineProgress()
@@ -93,7 +96,7 @@ def test_the_exit_status_says_whether_any_rank_is_ready(monkeypatch: pytest.Monk
     for state, expected in answers.items():
         body = {"ranks": [RANK | {"state": state}]}
         monkeypatch.setattr(
-            httpx, "get", lambda url, body=body, **_: httpx.Response(200, json=body, request=httpx.Request("GET", url))
+            httpx, "request", lambda *_, body=body, **__: httpx.Response(200, json=body, request=REQUEST)
         )
         console = Console(file=io.StringIO())
         assert status.print_status("http://x/", None, as_json=False, console=console) == expected
