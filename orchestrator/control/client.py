@@ -73,9 +73,9 @@ class ControlClient:
     async def aclose(self) -> None:
         """Close the line; idempotent. Calls that wait end with ``ControlUnavailableError``."""
         self._open.fail_all("this API process is shutting down")
-        await self._desk.aclose()
         if self._receiver is not None:
-            self._receiver.close()
+            self._receiver.close()  # first: nothing more may begin to be answered
+        await self._desk.aclose()
         if self._context is not None:
             self._context.destroy(linger=0)
         self._socket = None

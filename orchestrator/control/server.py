@@ -74,8 +74,8 @@ class ControlServer:
     async def aclose(self) -> None:
         """Close the line; what is being answered is given up."""
         self._open.fail_all("the supervisor is shutting down")
+        self._receiver.close()  # first: nothing more may begin to be answered
         await self._desk.aclose()
-        self._receiver.close()
         self._context.destroy(linger=0)
 
     def _ask(self, client_id: ClientId, operation: Operation, timeout_s: float) -> "asyncio.Future[Any] | None":
