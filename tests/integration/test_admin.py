@@ -13,7 +13,18 @@ import pytest
 
 from tests.integration.serving import CHAT, Deployment, chat, deployment, eventually, ranks_of
 
-SIM = ("--engine", "sim", "--executor", "local", "--data-parallel-size", "3", "--sim-step-ms", "5")
+SIM = (
+    "--engine",
+    "sim",
+    "--executor",
+    "local",
+    "--data-parallel-size",
+    "3",
+    "--api-server-count",
+    "2",
+    "--sim-step-ms",
+    "5",
+)
 LONG = CHAT | {"stream": True, "max_tokens": 4000}
 
 

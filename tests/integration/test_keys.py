@@ -13,7 +13,7 @@ from tests.integration.serving import Deployment, deployment, run_shoal
 
 API_KEY, OTHER_KEY, ADMIN_KEY = "k-first-key", "k-other-key", "k-admin-key"
 KEYS = ("--api-key", API_KEY, "--api-key", OTHER_KEY, f"--admin-api-key={ADMIN_KEY}")
-SIM = ("--engine", "sim", "--executor", "local", "--sim-step-ms", "2")
+SIM = ("--engine", "sim", "--executor", "local", "--api-server-count", "2", "--sim-step-ms", "2")
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_the_keys_can_be_read_nowhere(shared: Deployment, url: str) -> None:
     shown += [path.read_text() for path in Path(shared.run_folders()[0]).rglob("*.json")]
     shown += [shared.stdout, shared.stderr, httpx.get(f"{url}/server_info", headers=bearer(ADMIN_KEY)).text]
     shown += [httpx.get(f"{url}/metrics").text, httpx.get(f"{url}/v1/cluster", headers=bearer(API_KEY)).text]
-    assert len(processes) > 3
+    assert len(processes) > 4
     assert not [text for text in shown for key in (API_KEY, OTHER_KEY, ADMIN_KEY, "k-wrong-key") if key in text]
 
 
