@@ -25,6 +25,7 @@ from engine.parallel.experts import (
     register_experts,
     replay,
 )
+from engine.runner.probe import run_one_token
 from engine.runner.torch_runner import TorchRunner
 from engine.scheduler.plan import Sample, StepPlan
 from engine.wire.errors import StartupError
@@ -60,7 +61,7 @@ class ParallelRunner:
         self._seam = ExpertsSeam(recorder)
         self._loaded: LoadedModel | None = None
         self._runner = TorchRunner(model, scheduler, on_progress, load=self._load_dense)
-        self._calls: Sequence[ExpertsCall] = tuple(recorder.calls)  # of the one token by which layers are measured
+        self._calls = self._calls_of_one_token(recorder)
         disable_progress_bar()  # type: ignore[no-untyped-call]  # rows are loaded while it serves, and nobody watches
         self._rows = ExpertRows((), self._checkpoint.load_experts(()))
         self._shared: SharedExperts | None = None
@@ -144,6 +145,13 @@ class ParallelRunner:
     def _model(self) -> LoadedModel:
         assert self._loaded is not None, "the runner is closed"
         return self._loaded
+
+    def _calls_of_one_token(self, recorder: CallRecorder) -> Sequence[ExpertsCall]:
+        """Return what a forward pass asks of the experts, in order; loading may have run any number of tokens."""
+        recorder.calls.clear()
+        zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        run_one_token(self._model.model, self.device, input_ids=zero)
+        return tuple(recorder.calls)
 
     def _load_dense(self, config: ModelConfig, attention: str, on_progress: OnProgress) -> LoadedModel:
         resolved = resolve_model(config.model, config.gguf_file)
