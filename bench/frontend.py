@@ -2,7 +2,8 @@
 
 A real deployment (coordinator, two sim engines with 10 ms steps, API process) serves 64 concurrent streams of 128
 tokens over loopback; a bare server writes the same bytes at the same pace. Rounds of both are interleaved, for the
-machine's mood changes within minutes, and the medians of the rounds are compared.
+machine's mood changes within minutes, and the medians of the rounds are compared. Several API processes behind one
+port, each with as many streams, are compared with one in the same way.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 import psutil
@@ -39,12 +40,18 @@ def main() -> int:
     """Measure, print, and return the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (default 7, at least 5 for the bar)")
+    parser.add_argument(
+        "--api-server-count", type=int, default=2, help="API processes that are compared with one (default 2; 1: none)"
+    )
     options = parse_arguments(__doc__.splitlines()[0], parser)
-    return finish("front end: CPU of the API process", measure(options.rounds), options)
+    rows = measure(options.rounds)
+    if options.api_server_count > 1:
+        rows += compare(options.rounds, options.api_server_count)
+    return finish("front end: CPU of the API processes", rows, options)
 
 
 def measure(num_rounds: int) -> list[Row]:
-    """Run all rounds and return the rows."""
+    """Run all rounds of one process beside the floor and return the rows."""
     floor_us: list[float] = []
     token_us: list[float] = []
     request_ms: list[float] = []
@@ -52,14 +59,11 @@ def measure(num_rounds: int) -> list[Row]:
         local_deployment(2, SimConfig(step_s=STEP_S)) as deployment,
         _floor() as (floor, floor_port),
         _generator() as generator,
-        Progress(console=Console(stderr=True), transient=True) as progress,
     ):
-        task = progress.add_task("rounds", total=num_rounds + WARM_UP_ROUNDS)
-        for _ in range(num_rounds + WARM_UP_ROUNDS):
-            floor_us.append(_stream_round(generator, floor.pid, floor_port) * 1e6)
-            token_us.append(_stream_round(generator, deployment.api.pid, _port(deployment)) * 1e6)
-            request_ms.append(_request_round(generator, deployment.api.pid, _port(deployment)) * 1e3)
-            progress.advance(task)
+        for _ in _rounds(num_rounds):
+            floor_us.append(_stream_round(generator, [floor.pid], floor_port) * 1e6)
+            token_us.append(_stream_round(generator, _pids(deployment), _port(deployment)) * 1e6)
+            request_ms.append(_request_round(generator, _pids(deployment), _port(deployment)) * 1e3)
         memory_mb = psutil.Process(deployment.api.pid).memory_info().rss / 1e6
     floor_us, token_us, request_ms = (values[WARM_UP_ROUNDS:] for values in (floor_us, token_us, request_ms))
     return [
@@ -78,34 +82,62 @@ def measure(num_rounds: int) -> list[Row]:
     ]
 
 
-def _stream_round(generator: "subprocess.Popen[str]", pid: int, port: int) -> float:
+def compare(num_rounds: int, num_apis: int) -> list[Row]:
+    """Run rounds of one process and of several, each process with the same number of streams, and return the row."""
+    one_us: list[float] = []
+    several_us: list[float] = []
+    with (
+        local_deployment(2, SimConfig(step_s=STEP_S)) as one,
+        local_deployment(max(2, num_apis), SimConfig(step_s=STEP_S), num_apis=num_apis) as several,
+        _generator() as generator,
+    ):
+        for _ in _rounds(num_rounds):
+            one_us.append(_stream_round(generator, _pids(one), _port(one)) * 1e6)
+            several_us.append(_stream_round(generator, _pids(several), _port(several), num_apis * NUM_STREAMS) * 1e6)
+    one_us, several_us = one_us[WARM_UP_ROUNDS:], several_us[WARM_UP_ROUNDS:]
+    name = f"CPU per streamed token, {num_apis} API processes"
+    return [Row(name, "us", statistics.median(several_us), statistics.median(one_us), "one API process", bar=1.1)]
+
+
+def _rounds(num_rounds: int) -> Iterator[int]:
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        yield from progress.track(range(num_rounds + WARM_UP_ROUNDS), description="rounds")
+
+
+def _pids(deployment: LocalDeployment) -> list[int]:
+    return [api.pid for api in deployment.apis]
+
+
+def _stream_round(
+    generator: "subprocess.Popen[str]", pids: Sequence[int], port: int, num_streams: int = NUM_STREAMS
+) -> float:
     """Return CPU seconds per token of one round of streams."""
     load = Load(
-        port=port, path=_PATH, body=_body(NUM_TOKENS, stream=True), num_requests=NUM_STREAMS, concurrency=NUM_STREAMS,
+        port=port, path=_PATH, body=_body(NUM_TOKENS, stream=True), num_requests=num_streams, concurrency=num_streams,
         stream=True,
     )  # fmt: skip
-    return _cpu_of_load(generator, pid, load) / (NUM_STREAMS * NUM_TOKENS)
+    return _cpu_of_load(generator, pids, load) / (num_streams * NUM_TOKENS)
 
 
-def _request_round(generator: "subprocess.Popen[str]", pid: int, port: int) -> float:
+def _request_round(generator: "subprocess.Popen[str]", pids: Sequence[int], port: int) -> float:
     """Return CPU seconds per whole request of one token."""
     load = Load(
         port=port, path=_PATH, body=_body(1, stream=False), num_requests=NUM_SHORT_REQUESTS, concurrency=NUM_STREAMS,
         stream=False,
     )  # fmt: skip
-    return _cpu_of_load(generator, pid, load) / NUM_SHORT_REQUESTS
+    return _cpu_of_load(generator, pids, load) / NUM_SHORT_REQUESTS
 
 
-def _cpu_of_load(generator: "subprocess.Popen[str]", pid: int, load: Load) -> float:
+def _cpu_of_load(generator: "subprocess.Popen[str]", pids: Sequence[int], load: Load) -> float:
     assert generator.stdin is not None
     assert generator.stdout is not None
-    before = _cpu_s(pid)
+    before = sum(map(_cpu_s, pids))
     generator.stdin.write(json.dumps(asdict(load)) + "\n")
     generator.stdin.flush()
     result = Result(**json.loads(generator.stdout.readline()))
     if result.num_failed:
         raise RuntimeError(f"{result.num_failed} of {load.num_requests} requests failed")
-    return _cpu_s(pid) - before
+    return sum(map(_cpu_s, pids)) - before
 
 
 def _cpu_s(pid: int) -> float:

@@ -1,4 +1,4 @@
-"""Coordinator, sim engines and one API process as plain local processes, without supervisor or Ray."""
+"""Coordinator, sim engines and API processes as plain local processes, without supervisor or Ray."""
 
 import contextlib
 import json
@@ -24,6 +24,7 @@ from engine.wire.ids import ClientId, EngineId
 from engine.wire.process import child_environment
 from engine.wire.sockets import ipc_endpoint
 from lb.config import CoordinatorSpec
+from metrics.memory import StatsMemory
 from orchestrator.api.config import ApiSpec
 
 MODEL_NAME = "sim"
@@ -36,10 +37,18 @@ _POLL_S = 0.05
 class LocalDeployment:
     """Started processes and where they answer. ``close`` ends them all and removes the folder of their sockets.
 
-    url: of the API process. api, coordinator: processes; engines: by rank.
+    url: of the API processes. coordinator: process; engines, apis: by rank and by index; api: the first of these.
     """
 
-    def __init__(self, num_ranks: int, sim: SimConfig | None = None, *, log_level: str = "WARNING", **api: Any) -> None:
+    def __init__(
+        self,
+        num_ranks: int,
+        sim: SimConfig | None = None,
+        *,
+        num_apis: int = 1,
+        log_level: str = "WARNING",
+        **api: Any,
+    ) -> None:
         """Start everything; returns before the engines are ready.
 
         sim: the engines' timing. api: fields of ``ApiSpec`` that differ from their defaults.
@@ -53,29 +62,32 @@ class LocalDeployment:
             "state_endpoint": ipc_endpoint(self._folder, "state"),
         }
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._stats = StatsMemory.make(num_apis)
         try:
             self.coordinator = self._start_coordinator()
             self.engines = [self._start_engine(EngineId(rank, 1), engine) for rank in range(num_ranks)]
-            self.api = self._start_api(api)
+            self.apis = self._start_apis(num_apis, api)
+            self.api = self.apis[0]
         except BaseException:
             self.close()
             raise
 
     def wait_ready(self, num_ranks: int) -> None:
-        """Wait until ``/ready`` counts that many ranks.
+        """Wait until every API process reaches that many ranks.
 
         Raises:
-            TimeoutError: with what the server last said.
-            ChildProcessError: the API process ended.
+            TimeoutError: with what they last said.
+            ChildProcessError: one ended.
         """
         deadline = time.monotonic() + _START_TIMEOUT_S
         said: Any = None
         while time.monotonic() < deadline:
-            if self.api.poll() is not None:
-                raise ChildProcessError(f"the API process ended with exit status {self.api.returncode}")
+            for api in self.apis:
+                if api.poll() is not None:
+                    raise ChildProcessError(f"an API process ended with exit status {api.returncode}")
             with contextlib.suppress(OSError):
-                said = self.get_json("/ready")
-                if said["ready_ranks"] >= num_ranks:
+                said = self.get_json("/v1/cluster")["api_servers"]
+                if all(server["ready_ranks"] >= num_ranks for server in said):
                     return
             time.sleep(_POLL_S)
         raise TimeoutError(f"not ready after {_START_TIMEOUT_S:g} s: {said}")
@@ -90,9 +102,10 @@ class LocalDeployment:
                 return json.load(error)
 
     def close(self) -> None:
-        """Stop the API process first, then what it needs."""
+        """Stop the API processes first, then what they need."""
         for process in reversed(self._processes):
             _stop(process)
+        self._stats.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start_coordinator(self) -> "subprocess.Popen[bytes]":
@@ -105,20 +118,26 @@ class LocalDeployment:
         )
         return self._start("engine.main", spec)
 
-    def _start_api(self, overrides: dict[str, Any]) -> "subprocess.Popen[bytes]":
-        client = ClientConfig(
-            client_id=ClientId(0, 1),
-            request_bind=ipc_endpoint(self._folder, "requests"),
-            output_bind=ipc_endpoint(self._folder, "outputs"),
-            **self._lines,
-            **self._names,
-        )
+    def _start_apis(self, num_apis: int, overrides: dict[str, Any]) -> "list[subprocess.Popen[bytes]]":
         with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
             host, port = listener.getsockname()
             self.url = f"http://{host}:{port}"
-            fields = {"served_model_name": MODEL_NAME, "log_level": self._log_level} | overrides
-            spec = ApiSpec(client=client, listen_fd=listener.fileno(), host=host, port=port, **fields)
-            return self._start("orchestrator.api", spec, pass_fds=[listener.fileno()])
+            fields: dict[str, Any] = {
+                "listen_fd": listener.fileno(), "host": host, "port": port, "stats": self._stats,
+                "served_model_name": MODEL_NAME, "log_level": self._log_level, **overrides,
+            }  # fmt: skip
+            return [self._start_api(index, fields) for index in range(num_apis)]
+
+    def _start_api(self, index: int, fields: dict[str, Any]) -> "subprocess.Popen[bytes]":
+        client = ClientConfig(
+            client_id=ClientId(index, 1),
+            request_bind=ipc_endpoint(self._folder, f"requests-{index}"),
+            output_bind=ipc_endpoint(self._folder, f"outputs-{index}"),
+            **self._lines,
+            **self._names,
+        )
+        spec = ApiSpec(client=client, **fields)
+        return self._start("orchestrator.api", spec, pass_fds=[spec.listen_fd, *self._stats.fds])
 
     def _start(self, module: str, spec: Any, pass_fds: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
         process = subprocess.Popen(

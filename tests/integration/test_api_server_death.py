@@ -23,7 +23,7 @@ from tests.integration.api_callers import (
     until,
 )
 from tests.integration.prometheus_server import Prometheus, prometheus
-from tests.integration.serving import CHAT, deployment, eventually
+from tests.integration.serving import CHAT, chat, deployment, eventually
 
 
 @pytest.fixture
@@ -89,3 +89,16 @@ def no_counter_fell(url: str, scraper: Prometheus) -> None:
     eventually(lambda: [value for _, value in scraper.query(length)] == [float(told.split()[-1])])
     assert scraper.query('resets({__name__=~"shoal_.+_(total|bucket|count|sum)"}[1h]) > 0') == []
     assert scraper.query("count(shoal_event_loop_lag_seconds)")[0][1] == NUM_SERVERS
+
+
+def test_without_restarts_the_others_serve_on_until_the_last() -> None:
+    with deployment(*ARGUMENTS, "--max-restarts=0", "--api-server-count=2") as served:
+        url = served.wait_ready()
+        first, second = (server["pid"] for server in httpx.get(f"{url}/v1/cluster").json()["api_servers"])
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: "died 1 times in a row: killed by SIGKILL; the others serve on" in served.stderr)
+        assert chat(url) == "length"
+        assert [server["pid"] for server in httpx.get(f"{url}/v1/cluster").json()["api_servers"]] == [0, second]
+        os.kill(second, signal.SIGKILL)
+        assert served.wait_exit() == 1
+        served.assert_nothing_left()

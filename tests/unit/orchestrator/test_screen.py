@@ -91,6 +91,12 @@ def test_the_table_shows_every_column_and_brackets_as_they_are() -> None:
         assert shown in text
 
 
+def test_the_api_processes_are_named_and_one_that_is_away_too() -> None:
+    servers = [{"index": 0, "pid": 4712}, {"index": 1, "pid": 0}]
+    text = str(status.describe_api_servers(servers))
+    assert text == "API processes: 0 (pid 4712)  1 is restarting  "
+
+
 def test_the_exit_status_says_whether_any_rank_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"dead": 1, "ready": 0}
     for state, expected in answers.items():
