@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from engine.wire.build import build_id
+from engine.wire.seats import EndKind
 from lb.totals import Totals
 from lb.views import EngineState, EngineView
 from metrics.deployment import ApiServerView, DeploymentReading
@@ -137,12 +138,25 @@ class ServingCollector(Collector):
         views = self._views()
         alive = {view.engine_id.rank: view for view in views if view.state is not EngineState.DEAD}
         yield from _rank_gauges(alive)
+        yield _restarts(alive)
         yield from _engine_totals(alive, reading)
         yield from _rank_totals(alive, reading.stats)
         yield from _whole_totals(reading.stats)
         yield _engines(views)
         yield from _api_servers(reading.servers)
         yield _build()
+
+
+def _restarts(alive: dict[int, EngineView]) -> Metric:
+    counter = CounterMetricFamily(
+        "shoal_engine_restarts",
+        "How often the rank's engine was started again, by how the one before ended",
+        labels=[*_ENGINE, "reason"],
+    )
+    for rank, view in alive.items():
+        for kind in EndKind:
+            counter.add_metric([str(rank), kind], view.seat.restarts.get(kind, 0) if view.seat is not None else 0)
+    return counter
 
 
 def _rank_gauges(alive: dict[int, EngineView]) -> Iterator[Metric]:

@@ -12,10 +12,14 @@ from orchestrator.restarts import RestartRule, Restarts
 
 @dataclass(slots=True)
 class SeatHistory:
-    """What outlives the engines of a seat. ends: how often they ended, by kind. last_reason: why the last one did."""
+    """What outlives the engines of a seat.
+
+    restarts: whether and when the next one starts. refills: how many did, by the kind of the end before. last_reason:
+    why the last one that ended did.
+    """
 
     restarts: Restarts
-    ends: Counter[str] = field(default_factory=Counter)
+    refills: Counter[str] = field(default_factory=Counter)
     last_reason: str = ""
 
 
@@ -129,7 +133,6 @@ class SeatTable:
         if seat.hung:
             end = replace(end, reason=f"hung: {seat.hung}, killed", was_hung=True)
         seat.exit = end
-        seat.history.ends[end.kind] += 1
         seat.history.last_reason = end.reason
         seat.refill_in_s = seat.history.restarts.on_end(now) if self.refills else None
         return seat
@@ -157,6 +160,7 @@ class SeatTable:
         """Put the next engine into the seat of one that ended, and return the seat."""
         old = self._seats[rank]
         assert old.exit is not None
+        old.history.refills[old.exit.kind] += 1
         engine_id = EngineId(rank, old.engine_id.incarnation + 1)
         self._seats[rank] = SeatStatus(engine_id, old.history)
         return self._seats[rank]
@@ -204,6 +208,6 @@ def _to_wire(seat: SeatStatus) -> Seat:
         state=seat.state,
         reason=seat.end_reason,
         node=seat.report.node if seat.report is not None else "",
-        ends=dict(seat.history.ends),
+        restarts=dict(seat.history.refills),
         last_reason=seat.history.last_reason,
     )

@@ -52,7 +52,7 @@ def make_table(url: str, ranks: list[dict[str, Any]]) -> Table:
     table = Table(title=f"{url}: {len(ranks)} ranks", title_justify="left")
     for heading in ("rank", "engine", "state", "node", "device"):
         table.add_column(heading)
-    for heading in ("pid", "waiting", "running", "KV use", "picks"):
+    for heading in ("pid", "restarts", "waiting", "running", "KV use", "picks"):
         table.add_column(heading, justify="right")
     for rank in ranks:
         table.add_row(
@@ -62,6 +62,7 @@ def make_table(url: str, ranks: list[dict[str, Any]]) -> Table:
             str(rank["node"]),
             str(rank["device"]),
             str(rank["pid"] or ""),
+            str(rank["restarts"]),
             str(rank["waiting"]),
             str(rank["running"]),
             f"{rank['kv_usage']:.1%}",

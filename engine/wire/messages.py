@@ -16,6 +16,9 @@ from engine.wire.ids import ClientId, EngineId
 from engine.wire.load import Load as Load
 from engine.wire.logprobs import Logprobs
 from engine.wire.sampling import PoolingParams, SamplingParams
+from engine.wire.seats import Seat as Seat
+from engine.wire.seats import SeatState as SeatState
+from engine.wire.seats import Suspect as Suspect
 from engine.wire.tensors import Tensor
 
 EEP_NOTIFICATION_CALL_ID = -1
@@ -285,31 +288,6 @@ class ClientReport(Struct, array_like=True, frozen=True, tag=2):
     leaving: bool = False
 
 
-class SeatState(IntEnum):
-    """What the supervisor knows of a seat's process; the engine's own phase comes with its reports."""
-
-    STARTING = 0
-    ALIVE = 1
-    LEAVING = 2
-    DEAD = 3
-
-
-class Seat(Struct, array_like=True, frozen=True):
-    """One seat of the deployment and the engine that sits in it.
-
-    reason: why the state is DEAD (exit status and last log line), else empty.
-    ends: how often an engine of this seat ended while the deployment served, by kind (a few fixed words).
-    last_reason: why the last one that ended did, also while its successor serves.
-    """
-
-    engine_id: EngineId
-    state: SeatState
-    reason: str = ""
-    node: str = ""
-    ends: dict[str, int] = {}
-    last_reason: str = ""
-
-
 class PauseMode(IntEnum):
     """What a pause does with sequences in the engines: ABORT ends them, WAIT lets them finish, KEEP freezes them."""
 
@@ -331,20 +309,6 @@ class ClusterSettings(Struct, array_like=True, frozen=True):
     sleep_level: int = 0
     cordoned: list[int] = []
     log_level: str = ""
-
-
-class Suspect(Struct, array_like=True, frozen=True):
-    """An engine that gives no sign of progress: it gets no new picks.
-
-    is_hung: the stall limit has passed; its host shall kill it. reason: one sentence. for_s: seconds without a sign.
-    is_silent: nothing is heard of it at all; else it reports, but its steps do not end.
-    """
-
-    engine_id: EngineId
-    is_hung: bool
-    reason: str
-    for_s: float
-    is_silent: bool = False
 
 
 class SupervisorReport(Struct, array_like=True, frozen=True, tag=3):

@@ -28,6 +28,8 @@ def describe_rank(view: EngineView, reading: DeploymentReading) -> dict[str, Any
         "reason": view.reason,
         "node": _first_said("node", ready, report, view.seat),
         "device": _first_said("device", ready, report),
+        "restarts": sum(view.seat.restarts.values()) if view.seat is not None else 0,
+        "last_end": view.seat.last_reason if view.seat is not None else "",
         "pid": (ready and ready.pid) or (report and report.pid) or 0,
         "waiting": load.num_queued + load.num_waiting,
         "running": load.num_running,

@@ -3,20 +3,11 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Protocol
 
 from engine.config import EngineSpec
 from engine.wire.ids import EngineId
-
-
-class EndKind(StrEnum):
-    """How an engine's process ended, in a word fit for a metric's label."""
-
-    EXIT = "exit"  # by itself, with a status
-    SIGNAL = "signal"  # killed by a signal
-    LOST = "lost"  # with its host, or with what ran it there
-    HUNG = "hung"  # killed by us, because it made no progress
+from engine.wire.seats import EndKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import ray
-from ray.exceptions import ActorUnavailableError, RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from engine.config import EngineSpec
@@ -143,7 +143,7 @@ class RayHost:
             self._shells.pop(engine.handle.engine_id.rank, None)
             # A shell that died by itself took its engine with it; the streams of that are not to wait for a proof.
             await self._vacate(engine, _KILLED_S if engine.killed.is_set() else 0.0)
-            return EngineExit(None, describe_ray_error(error), tuple(str(error).splitlines()[-NUM_LAST_LINES:]))
+            return EngineExit(None, describe_ray_error(error), _last_lines(error))
         return EngineExit(returncode, reason, tuple(lines))
 
     async def _vacate(self, engine: _Engine, timeout_s: float) -> bool:
@@ -183,6 +183,11 @@ def _new_shell(engine_id: EngineId, places: RayPlaces) -> Any:
     options = places.actor_options(engine_id.rank)
     shell: Any = ray.remote(EngineShell).options(name=f"shoal-engine-{engine_id}", max_restarts=0, **options)
     return shell.remote()
+
+
+def _last_lines(error: RayError) -> tuple[str, ...]:
+    """Return what an actor said last: a traceback of its own. Of one that died Ray says no more than the reason."""
+    return () if isinstance(error, ActorDiedError) else tuple(str(error).splitlines()[-NUM_LAST_LINES:])
 
 
 def describe_ray_error(error: RayError) -> str:

@@ -188,6 +188,12 @@ def test_the_seat_of_a_killed_rank_is_filled_again_and_serves() -> None:
         assert "rank 1 (engine 1.1) is dead: killed by SIGKILL; starting it again now (restart 1 of 5" in served.stderr
         assert "rank 1 (engine 1.2) is dead: killed by SIGKILL; starting it again in 1 s (restart 2" in served.stderr
         assert {chat(url, data_parallel_rank=1) for _ in range(4)} == {"length"}
+        assert [(row["restarts"], row["last_end"]) for row in ranks_of(url).values()] == [
+            (0, ""),
+            (2, "killed by SIGKILL"),
+        ]
+        metrics = httpx.get(f"{url}/metrics").text
+        assert 'shoal_engine_restarts_total{engine="1",reason="signal"} 2.0' in metrics
         served.send_signal(signal.SIGTERM)
         assert served.wait_exit() == 0, served.stderr
         served.assert_nothing_left()

@@ -44,6 +44,8 @@ def test_a_serving_rank_tells_everything() -> None:
         "reason": "",
         "node": "here",
         "device": "cpu",
+        "restarts": 0,
+        "last_end": "",
         "pid": 42,
         "waiting": 3,
         "running": 3,

@@ -2,12 +2,14 @@
 
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 import metrics
-from engine.wire.messages import Load
+from engine.wire.ids import EngineId
+from engine.wire.messages import Load, Seat, SeatState
 from lb.totals import Totals
 from lb.views import EngineState
 from metrics.registry import render
@@ -65,7 +67,8 @@ def test_every_per_rank_family_has_a_series_for_a_rank_without_requests() -> Non
     per_rank = {name for name, (_, labels) in families().items() if "engine" in labels}
     for family in per_rank:
         sample = f"{family}_count" if f"{family}_count" in {name for name, _ in samples} else family
-        assert ranks_of(samples, sample) == {"engine=0", "engine=3"}, family
+        ranks = {rank.partition(",")[0] for rank in ranks_of(samples, sample)}
+        assert ranks == {"engine=0", "engine=3"}, family
     assert samples["shoal_engine_up", "engine=0"] == 1
     assert samples["shoal_engine_up", "engine=3"] == 0
 
@@ -86,6 +89,18 @@ def test_the_engines_own_counters_are_those_of_all_lives_of_the_rank() -> None:
         *("prefix_cache_queried_tokens", "prefix_cache_hit_tokens"),
     ]
     assert [samples[f"shoal_{name}_total", "engine=0"] for name in names] == [1, 2, 3, 4, 5, 6]
+
+
+def test_restarts_are_counted_by_rank_and_by_how_the_engine_before_ended() -> None:
+    seat = Seat(EngineId(0, 4), SeatState.ALIVE, restarts={"hung": 2, "signal": 1})
+    samples = samples_of(registry_of(ServingStats(), [replace(view(0, 4), seat=seat)]))
+    restarts = {labels: value for (name, labels), value in samples.items() if name == "shoal_engine_restarts_total"}
+    assert restarts == {
+        "engine=0,reason=exit": 0,
+        "engine=0,reason=signal": 1,
+        "engine=0,reason=lost": 0,
+        "engine=0,reason=hung": 2,
+    }
 
 
 def test_a_dead_rank_loses_every_series_and_is_counted_as_dead() -> None:

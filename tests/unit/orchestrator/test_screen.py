@@ -30,6 +30,7 @@ RANK = {
     "node": "node[7]",
     "device": "cpu",
     "pid": 4711,
+    "restarts": 4,
     "waiting": 3,
     "running": 2,
     "kv_usage": 0.125,

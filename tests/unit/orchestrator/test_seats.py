@@ -85,7 +85,7 @@ def test_a_seat_is_filled_with_the_next_incarnation_and_keeps_what_happened_in_i
     assert table.on_report(report(EngineId(0, 2), 1), 1.0) is seat
     wire = table.to_report(1).seats[0]
     assert (wire.state, wire.reason) == (SeatState.ALIVE, "")
-    assert (wire.ends, wire.last_reason) == ({"signal": 1}, "killed by SIGKILL")
+    assert (wire.restarts, wire.last_reason) == ({"signal": 1}, "killed by SIGKILL")
 
 
 def test_a_seat_whose_restarts_are_used_up_is_lost_and_the_others_are_not() -> None:
@@ -99,7 +99,7 @@ def test_a_seat_whose_restarts_are_used_up_is_lost_and_the_others_are_not() -> N
     assert pauses == [0.0, 1.0, None]
     assert [seat.is_lost for seat in table] == [True, False]
     assert not table.all_lost
-    assert table.to_report(1).seats[0].ends == {"signal": 3}
+    assert table.to_report(1).seats[0].restarts == {"signal": 2}
 
 
 def test_the_kind_of_an_end_is_one_of_a_few_words() -> None:

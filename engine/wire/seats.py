@@ -1,0 +1,55 @@
+"""Seats of the deployment: who sits in them, how the engines before ended, and who gives no sign of progress."""
+
+from enum import IntEnum, StrEnum
+
+from msgspec import Struct
+
+from engine.wire.ids import EngineId
+
+
+class EndKind(StrEnum):
+    """How an engine can end, in words few enough for the label of a metric."""
+
+    EXIT = "exit"  # by itself, with a status
+    SIGNAL = "signal"  # killed by a signal
+    LOST = "lost"  # with its host, or with what ran it there
+    HUNG = "hung"  # killed by us, because it made no progress
+
+
+class SeatState(IntEnum):
+    """What the supervisor knows of a seat's process; the engine's own phase comes with its reports."""
+
+    STARTING = 0
+    ALIVE = 1
+    LEAVING = 2
+    DEAD = 3
+
+
+class Seat(Struct, array_like=True, frozen=True):
+    """One seat of the deployment and the engine that sits in it.
+
+    reason: why the state is DEAD (exit status and last log line), else empty.
+    restarts: how often the seat was filled again, by the ``EndKind`` of the engine before. last_reason: why the last
+        one ended, also while its successor serves.
+    """
+
+    engine_id: EngineId
+    state: SeatState
+    reason: str = ""
+    node: str = ""
+    restarts: dict[str, int] = {}
+    last_reason: str = ""
+
+
+class Suspect(Struct, array_like=True, frozen=True):
+    """An engine that gives no sign of progress: it gets no new picks.
+
+    is_hung: the stall limit has passed; its host shall kill it. reason: one sentence. for_s: seconds without a sign.
+    is_silent: nothing is heard of it at all; else it reports, but its steps do not end.
+    """
+
+    engine_id: EngineId
+    is_hung: bool
+    reason: str
+    for_s: float
+    is_silent: bool = False
