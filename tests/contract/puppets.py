@@ -38,7 +38,7 @@ from engine.wire.messages import (
     UtilityOutput,
 )
 from engine.wire.sampling import SamplingParams
-from engine.wire.sockets import bind, connect, ipc_endpoint, make_socket
+from engine.wire.sockets import HIGH_WATER_MARK, bind, connect, ipc_endpoint, make_socket
 
 DEADLINE_S = 20.0
 BUILD_ID = "0.1+abc"
@@ -72,10 +72,18 @@ def make_output(request: AddRequest, reason: FinishReason | None = None, *tokens
 class PuppetEngine:
     """One engine's two sockets to one client."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", engine_id: EngineId, info: ClientInfo) -> None:
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        engine_id: EngineId,
+        info: ClientInfo,
+        high_water_mark: int = HIGH_WATER_MARK,
+    ) -> None:
+        """Connect. high_water_mark: messages of the line that may wait in here."""
         self.engine_id = engine_id
         self.client_id = info.client_id
-        self.line = make_socket(context, zmq.DEALER, identity=engine_id.to_identity())
+        identity = engine_id.to_identity()
+        self.line = make_socket(context, zmq.DEALER, identity=identity, high_water_mark=high_water_mark)
         connect(self.line, info.request_endpoint)
         self.outputs = make_socket(context, zmq.PUSH)
         connect(self.outputs, info.output_endpoint)
@@ -155,9 +163,9 @@ class Puppets:
         self.engines: dict[EngineId, PuppetEngine] = {}
         self._seq = 0
 
-    def open_engine(self, rank: int = 0, incarnation: int = 1) -> PuppetEngine:
+    def open_engine(self, rank: int = 0, incarnation: int = 1, high_water_mark: int = HIGH_WATER_MARK) -> PuppetEngine:
         """Connect an engine; it says nothing yet."""
-        engine = PuppetEngine(self.context, EngineId(rank, incarnation), self.info)
+        engine = PuppetEngine(self.context, EngineId(rank, incarnation), self.info, high_water_mark)
         self.engines[engine.engine_id] = engine
         return engine
 

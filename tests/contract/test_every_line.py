@@ -1,6 +1,8 @@
 """One behaviour over every line: in this process, and over ZeroMQ with and without keys, awaited and not."""
 
 import asyncio
+import random
+import struct
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,12 +15,15 @@ from engine.config import EngineConfig, EngineKind, ModelConfig, SchedulerConfig
 from engine.wire.errors import EngineDeadError, InvalidRequestError, UtilityError
 from engine.wire.ids import EngineId
 from engine.wire.messages import AddRequest, EngineCoreOutput, FinishReason
+from engine.wire.sampling import PoolingParams, SamplingParams
+from engine.wire.tensors import Tensor
 from tests.contract.deployment import DEADLINE_S, Transport, finish, make_request, sim_engine
 from tests.contract.lines import Client, Deployments, Line, open_client
 
 CRASH, FAIL = 1, 2
 FOREVER = 5_000
 SIM = sim_engine(step_s=0.001, crash_on_token=CRASH, fail_on_token=FAIL)
+HIDDEN = SIM.sim.hidden_size
 KV_BYTES = 4 * 1024 * 1024
 
 every_line = pytest.mark.parametrize("line", Line, ids=lambda line: line.value[0])
@@ -206,3 +211,48 @@ async def test_the_torch_core_behaves_alike_in_this_process_and_over_a_line_with
             assert set(await either.call_utility_async("reset_prefix_cache")) == {0}
             with pytest.raises(UtilityError):
                 await either.call_utility_async("no_such_method")
+
+
+# --- tensors --------------------------------------------------------------------------------------------------------
+
+
+def numbers(index: int, num_rows: int) -> Tensor:
+    rows = random.Random(index).randbytes(num_rows * HIDDEN * 2)
+    return Tensor("float16", (num_rows, HIDDEN), rows)
+
+
+def request_of(client: Client, embeds: Tensor | None, pooling: PoolingParams | None, prompt: list[int]) -> AddRequest:
+    sampling = SamplingParams(0 if pooling else 8, seed=3)
+    request = AddRequest(client.client_id, 0, client.request_ids.draw(), 0, 0, 1, prompt, [], sampling)
+    request.prompt_embeds, request.pooling = embeds, pooling
+    return request
+
+
+async def tensor_answers(client: Client) -> list[tuple[list[int], Tensor | None]]:
+    """Return what comes of embeddings of many sizes, small and large, and of prompts that are pooled."""
+    tensors = [numbers(index, num_rows) for index, num_rows in enumerate((1, 30, 2000, 5000))]
+    requests = [request_of(client, embeds, None, [0] * embeds.shape[0]) for embeds in tensors]
+    requests += [request_of(client, None, PoolingParams(), [10 + index] * 50) for index in range(20)]
+    requests += [request_of(client, tensors[2], PoolingParams(), [0] * 2000)]
+    for request in requests:
+        await client.add_request_async(request)
+    outputs = await finish(client, *requests)
+    return [_answer(outputs[request.request_id]) for request in requests]
+
+
+def _answer(outputs: list[EngineCoreOutput]) -> tuple[list[int], Tensor | None]:
+    *_, last = outputs
+    assert last.finish_reason in (FinishReason.LENGTH, FinishReason.STOP), last.error
+    return [token for output in outputs for token in output.new_token_ids], last.pooled
+
+
+@every_line
+async def test_embeddings_and_vectors_are_the_same_over_every_line(line: Line, sims: Deployments) -> None:
+    async with open_client(line, sims) as client, open_client(Line.INPROC, sims) as reference:
+        found = await tensor_answers(client)
+        assert found == await tensor_answers(reference)
+        assert [len(tokens) for tokens, _ in found] == [8] * 4 + [0] * 21
+        assert len({bytes(pooled.data) for _, pooled in found if pooled is not None}) == 21
+        for _, pooled in found[4:]:
+            assert pooled is not None
+            assert sum(x * x for x in struct.unpack(f"<{HIDDEN}f", pooled.data)) == pytest.approx(1.0)
