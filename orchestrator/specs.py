@@ -85,7 +85,7 @@ def api_spec(
         moves=MoveConfig(
             tokens_in_flight=config.move_tokens_in_flight,
             timeout_s=config.move_timeout,
-            resume_memory_bytes=config.resume_memory,
+            resume_memory_bytes=int(config.resume_memory),
         ),
     )
     return ApiSpec(

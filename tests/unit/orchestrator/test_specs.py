@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from pydantic import ByteSize
 
@@ -11,6 +12,7 @@ from engine.wire.curve import draw_keys
 from engine.wire.errors import AddressError, StartupError
 from engine.wire.ids import ClientId, EngineId
 from metrics.memory import StatsMemory
+from orchestrator.api.config import ApiSpec
 from orchestrator.config import ServeConfig
 from orchestrator.coordinator_keeper import BoundEndpoints
 from orchestrator.endpoints import choose_endpoints, choose_security
@@ -67,6 +69,7 @@ def test_the_knobs_of_survival_reach_the_client() -> None:
     listener.close()
     moves = spec.client.moves
     assert (moves.tokens_in_flight, moves.timeout_s, moves.resume_memory_bytes) == (9, 3.0, 77)
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=ApiSpec) == spec
 
 
 def test_the_model_is_called_as_asked_else_by_its_own_name() -> None:
