@@ -59,6 +59,7 @@ class SimConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     A step takes ``step_s + prefill_s_per_token * prefill tokens + decode_s_per_seq * decoding sequences`` seconds.
     Knobs for tests follow; their defaults are off.
 
+    num_experts: experts it pretends to have when ranks step together. load_s_per_expert: seconds to load one.
     fail_on_token: a prompt that holds this token id makes its own request fail.
     crash_on_token: a prompt that holds this token id makes the engine raise out of its step and die.
     hang_on_token: a prompt that holds this token id makes the step never end.
@@ -78,6 +79,18 @@ class SimConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hang_on_token: int | None = None
     report_delay_s: float = 0.0
     hidden_size: int = 32
+    num_experts: int = 8
+    load_s_per_expert: float = 0.0
+
+
+class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How ranks belong together.
+
+    enable_expert_parallel: ranks step together and share out the experts of a mixture-of-experts model; else each is
+        independent and holds a whole model.
+    """
+
+    enable_expert_parallel: bool = False
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,6 +100,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     model: ModelConfig | None = None
     scheduler: SchedulerConfig = SchedulerConfig()
     sim: SimConfig = SimConfig()
+    parallel: ParallelConfig = ParallelConfig()
 
 
 class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,6 +110,7 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     build_id, config_hash: must be the same in the whole deployment.
     security: keys of lines between hosts, without the servers' secret; None leaves all lines plain.
     settings: what the operator wants at the start; newer ones come with the group's state.
+    lockstep_host: address at which the other members of a lockstep group reach this process.
     """
 
     engine_id: EngineId
@@ -108,3 +123,4 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log_level: str = "INFO"
     security: WireSecurity | None = None
     settings: ClusterSettings = ClusterSettings()
+    lockstep_host: str = "127.0.0.1"

@@ -5,6 +5,7 @@ import socket
 import msgspec
 
 from engine.config import EngineConfig, EngineKind
+from engine.core.lockstep import LockstepCore, LockstepRunner
 from engine.core.native import NativeCore
 from engine.core.protocol import EngineCore, OnProgress, Runner
 from engine.core.ready import describe
@@ -20,6 +21,8 @@ def load_core(config: EngineConfig, on_progress: OnProgress) -> EngineCore:
     Raises:
         StartupError: model, device and memory do not fit together; names the knob.
     """
+    if config.parallel.enable_expert_parallel:
+        return LockstepCore(config.scheduler, _load_lockstep_runner(config, on_progress))
     return NativeCore(config.scheduler, _load_runner(config, on_progress))
 
 
@@ -41,6 +44,18 @@ def _load_runner(config: EngineConfig, on_progress: OnProgress) -> Runner:
     from engine.runner.torch_runner import TorchRunner
 
     return TorchRunner(config.model, config.scheduler, on_progress)
+
+
+def _load_lockstep_runner(config: EngineConfig, on_progress: OnProgress) -> LockstepRunner:
+    on_progress("importing torch", 0.0)
+    if config.kind is EngineKind.SIM:
+        from engine.parallel.sim import SimLockstepRunner
+
+        return SimLockstepRunner(config.sim, config.scheduler, on_progress)
+    assert config.model is not None, "checked at the door"
+    from engine.parallel.runner import ParallelRunner
+
+    return ParallelRunner(config.model, config.scheduler, on_progress)
 
 
 def _on_own_device(config: EngineConfig, rank: int) -> EngineConfig:

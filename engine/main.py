@@ -30,7 +30,16 @@ def main() -> int:
     except StartupError as error:
         sys.exit(f"engine: {error}")
     _limit_threads(spec)
-    return _run(spec, EngineCoreProc(spec))
+    return _run(spec, _make_proc(spec))
+
+
+def _make_proc(spec: EngineSpec) -> EngineCoreProc:
+    if not spec.engine.parallel.enable_expert_parallel:
+        return EngineCoreProc(spec)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else a peer that dies fills the log with C++ frames
+    from engine.proc.lockstep import DPEngineCoreProc  # imports torch, which a dense sim engine does not need
+
+    return DPEngineCoreProc(spec)
 
 
 def _run(spec: EngineSpec, proc: EngineCoreProc) -> int:

@@ -5,6 +5,16 @@ from msgspec import Struct
 from engine.wire.curve import WireSecurity
 
 
+class LockstepConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A group whose ranks step together.
+
+    min_size: members below which it does not serve. num_redundant_experts: replicas beside one copy of each expert.
+    """
+
+    min_size: int = 1
+    num_redundant_experts: int = 0
+
+
 class CoordinatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one coordinator process gets as JSON on standard input.
 
@@ -15,6 +25,7 @@ class CoordinatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         that are merely not heard yet. Five report intervals.
     stall_timeout_s: an engine that has work and makes no progress for this long, or is silent for as long, is hung.
     security: keys of lines between hosts; None leaves both plain.
+    lockstep: None when ranks are independent.
     """
 
     generation: int
@@ -25,3 +36,4 @@ class CoordinatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     stall_timeout_s: float = 60.0
     log_level: str = "INFO"
     security: WireSecurity | None = None
+    lockstep: LockstepConfig | None = None

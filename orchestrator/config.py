@@ -54,6 +54,14 @@ class ServeConfig(BaseModel):
 
     data_parallel_size: int = knob(1, "parallelism", "number of engine ranks", ge=1, le=1024)
 
+    enable_expert_parallel: bool = knob(
+        False, "parallelism", "ranks step together and share out the experts of a mixture-of-experts model"
+    )
+    num_redundant_experts: int = knob(0, "parallelism", "replicas of experts beside one copy of each", ge=0)
+    min_data_parallel_size: int = knob(
+        1, "parallelism", "ranks below which an expert-parallel group does not serve, nor is scaled to", ge=1
+    )
+
     max_num_seqs: int = knob(64, "scheduler", "sequences one rank runs at once", ge=1)
     max_num_batched_tokens: int = knob(1024, "scheduler", "tokens of one step, prefill and decode together", ge=1)
     block_size: int = knob(16, "scheduler", "tokens of one KV block", ge=1)
@@ -69,6 +77,8 @@ class ServeConfig(BaseModel):
     sim_prefill_us_per_token: float = knob(20.0, "sim", "added per prefilled token", ge=0)
     sim_decode_us_per_seq: float = knob(0.0, "sim", "added per decoding sequence", ge=0)
     sim_num_kv_tokens: int = knob(262_144, "sim", "tokens the KV cache holds", ge=16)
+    sim_num_experts: int = knob(8, "sim", "experts it pretends to have with --enable-expert-parallel", ge=1)
+    sim_load_ms_per_expert: float = knob(0.0, "sim", "how long loading one expert takes", ge=0)
     sim_load_s: float = knob(0.0, "sim", "how long loading takes", ge=0)
     sim_fail_on_token: int | None = knob(None, "sim", "a prompt with this token id fails alone")
     sim_crash_on_token: int | None = knob(None, "sim", "a prompt with this token id kills the engine")
@@ -173,6 +183,12 @@ class ServeConfig(BaseModel):
     def _model_is_named(self) -> "ServeConfig":
         if self.engine == "torch" and self.model is None:
             raise ValueError("--model is required with --engine torch: a known name, a path or a hub name")
+        return self
+
+    @model_validator(mode="after")
+    def _group_is_possible(self) -> "ServeConfig":
+        if self.min_data_parallel_size > self.data_parallel_size:
+            raise ValueError("--min-data-parallel-size is more than --data-parallel-size")
         return self
 
     @model_validator(mode="after")

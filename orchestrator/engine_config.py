@@ -1,6 +1,6 @@
 """From the knobs of ``shoal serve`` to the configuration that travels to the engines."""
 
-from engine.config import EngineConfig, EngineKind, ModelConfig, SchedulerConfig, SimConfig
+from engine.config import EngineConfig, EngineKind, ModelConfig, ParallelConfig, SchedulerConfig, SimConfig
 from engine.model.names import ResolvedModel
 from orchestrator.config import ServeConfig
 
@@ -22,6 +22,7 @@ def engine_config(config: ServeConfig, model: ResolvedModel | None, device: str)
             kv_cache_memory_fraction=config.kv_cache_memory_fraction,
         ),
         sim=_sim_config(config),
+        parallel=ParallelConfig(enable_expert_parallel=config.enable_expert_parallel),
     )
 
 
@@ -49,4 +50,6 @@ def _sim_config(config: ServeConfig) -> SimConfig:
         crash_on_token=config.sim_crash_on_token,
         hang_on_token=config.sim_hang_on_token,
         report_delay_s=config.sim_report_delay_s,
+        num_experts=config.sim_num_experts,
+        load_s_per_expert=config.sim_load_ms_per_expert * _MS,
     )

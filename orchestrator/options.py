@@ -70,6 +70,7 @@ def _add_serve(commands: Any) -> None:
     for name, field in ServeConfig.model_fields.items():
         extra = field.json_schema_extra
         assert isinstance(extra, dict)
+        value: dict[str, Any] = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
         sections[str(extra["group"])].add_argument(
             flag_of(name),
             dest=name,
@@ -77,6 +78,7 @@ def _add_serve(commands: Any) -> None:
             default=argparse.SUPPRESS,
             metavar=_metavar(field),
             help=_help(field),
+            **value,
         )
 
 

@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.wire.errors import EngineError, ShoalError, StartupError
 from engine.wire.ids import ClientId
 from engine.wire.sockets import ipc_endpoint
-from lb.config import CoordinatorSpec
+from lb.config import CoordinatorSpec, LockstepConfig
 from orchestrator.api_group import ApiGroup
 from orchestrator.banner import print_banner
 from orchestrator.config import ServeConfig
@@ -118,6 +118,7 @@ class Supervisor:
             stall_timeout_s=self._config.stall_timeout,
             log_level=self._config.log_level,
             security=security,
+            lockstep=_lockstep(self._config),
         )
         coordinator = CoordinatorKeeper(spec, pass_on, self._fail)
         self._stops.append(coordinator.stop)
@@ -197,6 +198,12 @@ class Supervisor:
     def _fail(self, error: ShoalError) -> None:
         if not self._is_stopping and not self.failure.done():
             self.failure.set_result(error)
+
+
+def _lockstep(config: ServeConfig) -> LockstepConfig | None:
+    if not config.enable_expert_parallel:
+        return None
+    return LockstepConfig(min_size=config.min_data_parallel_size, num_redundant_experts=config.num_redundant_experts)
 
 
 def pass_on(line: str) -> None:

@@ -110,6 +110,11 @@ class Member:
             self.epoch = 0
             self.stance = Stance.OUTSIDE
 
+    @property
+    def generation(self) -> int:
+        """Return which coordinator the newest state came from."""
+        return self._newest[0]
+
     # --- what follows from it ---------------------------------------------------------------------------------------
 
     @property

@@ -20,11 +20,13 @@ from engine.parallel.experts import (
     CallRecorder,
     ExpertsCall,
     ExpertsSeam,
+    ExpertTable,
     SharedExperts,
     install_rows,
     register_experts,
     replay,
 )
+from engine.parallel.transport import Transport
 from engine.runner.probe import run_one_token
 from engine.runner.torch_runner import TorchRunner
 from engine.scheduler.plan import Sample, StepPlan
@@ -65,6 +67,8 @@ class ParallelRunner:
         disable_progress_bar()  # type: ignore[no-untyped-call]  # rows are loaded while it serves, and nobody watches
         self._rows = ExpertRows((), self._checkpoint.load_experts(()))
         self._shared: SharedExperts | None = None
+        self._asleep: tuple[int, ...] = ()
+        self._loads = torch.zeros(self.num_experts, dtype=torch.int64)  # of the groups before
 
     @property
     def limits(self) -> RunnerLimits:
@@ -85,6 +89,23 @@ class ParallelRunner:
     def device(self) -> torch.device:
         """Return where rows travel from and to."""
         return self._model.device
+
+    @property
+    def row_device(self) -> str:
+        """Return the same by name."""
+        return str(self._model.device)
+
+    def expert_loads(self) -> list[int]:
+        """Return how often this rank's own tokens chose each expert, over all layers; only grows."""
+        counted: list[int] = (self._loads if self._shared is None else self._loads + self._shared.loads).tolist()
+        return counted
+
+    def join(self, rows: ExpertRows, placement: Sequence[Sequence[int]], index: int, transport: Transport) -> None:
+        """Step in this company from the next step on; see ``LockstepRunner``."""
+        table = ExpertTable(placement, index, self.num_experts, self.device)
+        if self._shared is not None:
+            self._loads += self._shared.loads
+        self.install(rows, SharedExperts(transport, table, index, self.num_experts))
 
     def load_rows(self, expert_ids: Sequence[int]) -> ExpertRows:
         """Return the rows of some experts: those installed are taken from there, the others from the checkpoint.
@@ -134,6 +155,25 @@ class ParallelRunner:
     def run(self, plan: StepPlan) -> Sequence[Sample]:
         """Run a step of a group of one."""
         return self.run_shared(plan, [plan.num_tokens])
+
+    def sleep(self, level: int) -> None:
+        """Give memory back until ``wake_up``: 1 the cache and the weights' place on the device, 2 the weights too."""
+        self._asleep = self._rows.expert_ids
+        self._runner.sleep(level)
+        if level > 1:
+            self._loaded = None
+        self._rows = ExpertRows((), self._checkpoint.load_experts(()))
+
+    def wake_up(self, on_progress: OnProgress) -> None:
+        """Put the weights back, read again where they were dropped, the experts always.
+
+        Raises:
+            StartupError: the weights can no longer be read. RuntimeError: the device has not the memory any more.
+        """
+        self._runner.wake_up(on_progress)
+        rows = self.load_rows(self._asleep)
+        install_rows(self._model.model, rows.tensors)
+        self._rows = rows
 
     def close(self) -> None:
         """Free the device; idempotent."""

@@ -26,9 +26,13 @@ class GroupBrokenError(EngineError):
 
 
 class Transport(Protocol):
-    """Moves rows between the members of one epoch, in the order of the members."""
+    """Moves rows between the members of one epoch, in the order of the members.
+
+    num_entered: exchanges begun; written by the thread that exchanges, read by the one that reports.
+    """
 
     num_members: int
+    num_entered: int
 
     def all_to_all(self, rows: torch.Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> torch.Tensor:
         """Send the first ``send_sizes[0]`` rows to member 0, and so on; return what came, in the order of the members.
@@ -49,6 +53,7 @@ class TorchTransport:
     def __init__(self, group: Any, num_members: int, must_leave: Callable[[], bool]) -> None:
         """Wrap a process group. must_leave: asked about every 20 ms while a collective is waited for."""
         self.num_members = num_members
+        self.num_entered = 0
         self._group: Any | None = group
         self._must_leave = must_leave
 
@@ -59,6 +64,7 @@ class TorchTransport:
             raise GroupBrokenError("the group was left")
         received = rows.new_empty(sum(receive_sizes), *rows.shape[1:])
         width = rows.shape[1:].numel()
+        self.num_entered += 1
         try:
             work = group.alltoall_base(
                 received.view(-1),
@@ -79,13 +85,13 @@ class TorchTransport:
         while True:
             try:
                 work.wait(_POLL)
-            except RuntimeError:
-                if work.is_completed():
-                    raise  # it did not run out of time, it broke
-                if self._must_leave():
-                    raise GroupBrokenError("told to leave a collective") from None
-            else:
-                return
+            except RuntimeError:  # out of time, or broken: the library says both alike
+                if not work.is_completed():
+                    if self._must_leave():
+                        raise GroupBrokenError("told to leave a collective") from None
+                    continue
+                work.wait()  # it has ended meanwhile; this tells how
+            return
 
 
 def serve_store(host: str) -> Any:

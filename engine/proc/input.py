@@ -42,6 +42,8 @@ class InputThread:
 
     A line begins with this engine's ``EngineReady``, and both sides count from 1 behind it. A client that vanishes from
     the list loses its sequences; should it be listed again, a new ``EngineReady`` begins a new line.
+
+    on_group_state: called on the thread with every newer state, for what epochs and waves mean to this engine.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class InputThread:
         make_report_line: Callable[[], ReportLine],
         security: WireSecurity | None = None,
     ) -> None:
+        self.on_group_state: Callable[[GroupState], None] = self._adopt_epoch
         self._engine_id = engine_id
         self._state_endpoint = state_endpoint
         self._mailbox = mailbox
@@ -156,10 +159,14 @@ class InputThread:
         if self._group.update(state):
             self._shared.is_leaving = self._group.is_leaving
             self._shared.see_settings(self._group.settings)
-            self._shared.see_epoch(self._group.epoch, self._group.max_epoch_seen)
+            self.on_group_state(state)
             if self._group.is_dismissed:
                 self._shared.request_stop("dismissed")
             self._follow_clients()
+
+    def _adopt_epoch(self, _state: GroupState) -> None:
+        """Note the membership: an independent rank has nothing to switch, and adopts an epoch on sight."""
+        self._shared.see_epoch(self._group.epoch, self._group.max_epoch_seen)
 
     def _follow_clients(self) -> None:
         """Connect to clients that are new in the group's state and let go of those no longer in it."""

@@ -91,7 +91,7 @@ class EngineCoreProc:
             self._gate = SettingsGate(core, self._spec.engine_id.rank)
             self._admit(core, self._shared.take_rest())  # the settings: in force before anybody can send a request
             self._shared.set_loaded(core.limits.device)
-            self._input.announce(self._describe(core))
+            self._begin(core)
             self._loop(core)
             self._shut_down(core)
         except Exception as error:
@@ -104,6 +104,10 @@ class EngineCoreProc:
             core.close()
         log.info("engine %s stopped: %s", self._spec.engine_id, self._shared.stop_reason)
         return 0
+
+    def _begin(self, core: EngineCore) -> None:
+        """Let requests come."""
+        self._input.announce(self._describe(core))
 
     def _loop(self, core: EngineCore) -> None:
         while (intake := self._shared.take(self._gate.has_work)) is not None:

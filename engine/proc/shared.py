@@ -63,7 +63,10 @@ class SharedState:
         self._core_has_work = False
         self._standing = Standing()
         self._settings_seen = 0
+        self._is_woken = False
+        self._member_phase: EnginePhase | None = None  # of a lockstep rank: it may have work and yet not step
         self._applied: dict[ClientId, int] = {}
+        self.count_collectives: Callable[[], int] = lambda: 0  # a lockstep rank's; asked also while a step hangs
         self.is_leaving = False  # written by the input thread, read by the loop
         self._report = EngineReport(
             engine_id, 0, 0, 0, 0, 0, EnginePhase.LOADING, 0, False, {}, self._core_load, node=node, pid=os.getpid()
@@ -134,6 +137,12 @@ class SharedState:
             if (epoch, max_epoch_seen) != (self._report.epoch, self._report.max_epoch_seen):
                 self._update(epoch=epoch, ready_epoch=epoch, max_epoch_seen=max_epoch_seen)
 
+    def wake(self) -> None:
+        """Let the loop look at what it was left elsewhere, work or no work."""
+        with self._lock:
+            self._is_woken = True
+            self._work.notify_all()
+
     def see_settings(self, settings: ClusterSettings) -> None:
         """Let the loop apply settings that are newer than all before."""
         with self._lock:
@@ -154,8 +163,8 @@ class SharedState:
             report = self._report
             has_work = (self._core_has_work or bool(self._inbox)) and not self._standing.is_frozen
             phase = report.phase
-            if phase in (EnginePhase.IDLE, EnginePhase.RUNNING):
-                phase = EnginePhase.RUNNING if has_work else EnginePhase.IDLE
+            if phase in (EnginePhase.IDLE, EnginePhase.RUNNING, EnginePhase.PARKED):
+                phase = self._member_phase or (EnginePhase.RUNNING if has_work else EnginePhase.IDLE)
             self._report = replace(
                 report,
                 report_seq=report.report_seq + 1,
@@ -163,6 +172,7 @@ class SharedState:
                 has_work=has_work,
                 applied=dict(self._applied),
                 load=replace(self._core_load, num_queued=self._num_queued),
+                coll_seq=self.count_collectives(),
                 settings_seq=self._standing.settings_seq,
                 is_sleeping=self._standing.is_sleeping,
             )
@@ -179,6 +189,13 @@ class SharedState:
         """Say that requests can come; from here on the phase follows the work."""
         with self._lock:
             self._update(phase=EnginePhase.IDLE, device=device, detail="", progress=1.0)
+
+    def show_member(self, phase: EnginePhase, **fields: Any) -> None:
+        """Say where a lockstep rank stands. fields: of ``EngineReport``."""
+        with self._lock:
+            if phase is not self._member_phase or any(getattr(self._report, key) != fields[key] for key in fields):
+                self._member_phase = phase
+                self._update(**fields)
 
     def set_stopping(self, detail: str) -> None:
         """Say that the engine takes nothing more."""
@@ -198,8 +215,9 @@ class SharedState:
             EngineDeadError: an I/O thread failed.
         """
         with self._work:
-            while not (core_has_work or self._inbox or self._stop_reason or self._failure):
+            while not (core_has_work or self._inbox or self._is_woken or self._stop_reason or self._failure):
                 self._work.wait()
+            self._is_woken = False
             if self._failure is not None:
                 raise EngineDeadError(self._failure)
             return None if self._stop_reason is not None else self._drain()

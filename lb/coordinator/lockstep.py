@@ -83,9 +83,11 @@ class LockstepGroup:
         if not void:
             return False
         live = [member for member in self.committed.members if self._live_report(member) is not None]
-        if len(live) < self._min_size or not live:
-            self.proposal, self.direct = None, False  # the group parks until there are more
-            return True
+        if len(live) < max(1, self._min_size):
+            # Too few to go on by themselves. They wait parked until others have loaded, and go on with these.
+            if self.direct:
+                self.proposal, self.direct = None, False
+            return False
         self._propose(live, direct=True)
         return True
 

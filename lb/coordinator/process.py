@@ -29,7 +29,7 @@ class Coordinator:
     """Wakes for messages and deadlines only. Any bytes on any socket are counted and dropped."""
 
     def __init__(self, spec: CoordinatorSpec) -> None:
-        self._state = CoordinatorState(spec.generation, spec.client_silence_s, spec.stall_timeout_s)
+        self._state = CoordinatorState(spec.generation, spec.client_silence_s, spec.stall_timeout_s, spec.lockstep)
         self._decoder = report_decoder()
         self._group = Cadence(min_gap_s=0.005, repeat_gap_s=0.1, max_gap_s=1.0)
         self._load = Cadence(min_gap_s=0.05, max_gap_s=1.0)

@@ -18,7 +18,9 @@ from engine.wire.messages import (
     SeatState,
     SupervisorReport,
 )
+from lb.config import LockstepConfig
 from lb.coordinator.clients import ClientRegistry
+from lb.coordinator.lockstep import LockstepGroup
 from lb.coordinator.watch import SERVING, EngineWatch
 
 MAX_SEATS = 4096
@@ -37,7 +39,13 @@ class CoordinatorState:
     group_version, load_version: rise whenever the next GroupState or LoadSnapshot would say something new.
     """
 
-    def __init__(self, generation: int, client_silence_s: float, stall_timeout_s: float) -> None:
+    def __init__(
+        self,
+        generation: int,
+        client_silence_s: float,
+        stall_timeout_s: float,
+        lockstep: LockstepConfig | None = None,
+    ) -> None:
         self._generation = generation
         self._seq = 0
         self._watch = EngineWatch(stall_timeout_s)
@@ -48,6 +56,9 @@ class CoordinatorState:
         self._supervisor_seq = -1
         self._settings = ClusterSettings()
         self._membership = Membership(0, [])
+        self._lockstep: LockstepGroup | None = None
+        if lockstep is not None:
+            self._lockstep = LockstepGroup(lockstep.min_size, lockstep.num_redundant_experts)
         self.group_version = 0
         self.load_version = 0
         self.dropped: Counter[str] = Counter()
@@ -74,22 +85,25 @@ class CoordinatorState:
 
     def is_observed(self) -> bool:
         """Tell whether every member has shown in its report the current epoch, and the settings in force."""
+        if self._lockstep is not None and not self._lockstep.is_observed:
+            return False
         epoch, settings_seq = self._membership.epoch, self._settings.seq
-        reports = [self._reports[member.rank] for member in self._membership.members]
+        reports = [self._reports[m.rank] for m in self._membership.members if m.rank in self._reports]
         return all(r.max_epoch_seen >= epoch and r.settings_seq >= settings_seq for r in reports)
 
     def group_state(self) -> GroupState:
-        """Return the next GroupState. Waves, pause and proposals belong to lockstep groups and are at rest here."""
+        """Return the next GroupState. Waves and proposals belong to lockstep groups; others are at rest there."""
         self._seq += 1
+        group = self._lockstep
         return GroupState(
             generation=self._generation,
             seq=self._seq,
             committed=self._membership,
-            proposal=None,
-            direct=False,
+            proposal=None if group is None else group.proposal,
+            direct=group is not None and group.direct,
             dismissed=sorted(self._dismissed),
-            wave_started=0,
-            pause=0,
+            wave_started=0 if group is None else group.waves.started,
+            pause=int(self._settings.pause),
             clients=self._clients.live(),
             seats=list(self._seats.values()),
             settings=self._settings,
@@ -117,7 +131,11 @@ class CoordinatorState:
         self._watch.on_report(report, now)
         if known is None or _content(known) != _content(report):
             self.load_version += 1
-        if (known is not None and known.engine_id != engine_id) or self._belongs(report) != self._is_member(engine_id):
+        if self._lockstep is not None:
+            self._update_lockstep(self._lockstep)
+        elif (known is not None and known.engine_id != engine_id) or self._belongs(report) != self._is_member(
+            engine_id
+        ):
             self._refresh_members()
 
     def _on_client(self, report: ClientReport, now: float) -> None:
@@ -147,7 +165,15 @@ class CoordinatorState:
             del self._reports[rank]
             self.load_version += 1
 
+    def _update_lockstep(self, group: LockstepGroup) -> None:
+        if group.update(self._reports, self._seats):
+            self._membership = group.committed
+            self.group_version += 1
+
     def _refresh_members(self) -> None:
+        if self._lockstep is not None:
+            self._update_lockstep(self._lockstep)
+            return
         members = sorted(report.engine_id for report in self._reports.values() if self._belongs(report))
         if members != self._membership.members:
             seen = max((report.max_epoch_seen for report in self._reports.values()), default=0)

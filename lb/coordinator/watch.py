@@ -13,6 +13,8 @@ SILENCE_S = 1.0
 
 SERVING = (EnginePhase.IDLE, EnginePhase.RUNNING)
 
+_WATCHED = (*SERVING, EnginePhase.PARKED)
+
 _STEPS_TO_A_HANG = 5.0  # this many times the longest recent step
 _RECENT_S = 300.0
 _ABSENT_S = 1.5  # the process wakes at least once a second; what took longer was its own absence
@@ -49,6 +51,8 @@ class _Life:
     """One engine. heard_at: its last report. moved_at: its last progress under work, or when the work began.
 
     progress: what only the engine's loop moves. Arrivals do not count: they are noted while a step hangs.
+    has_work: it should make progress; a lockstep rank that runs should, with work of its own or without.
+    place: epoch and collectives entered, of a lockstep rank; None of an independent one.
     """
 
     engine_id: EngineId
@@ -57,17 +61,20 @@ class _Life:
     is_serving: bool = True
     has_work: bool = False
     progress: Load = field(default_factory=Load)
+    place: tuple[int, int] | None = None
     gaps: RecentMax = field(default_factory=RecentMax)
 
     def on_report(self, report: EngineReport, now: float) -> None:
-        has_work = report.has_work and report.phase in SERVING
+        place = None if report.member is None else (report.epoch, report.coll_seq)
+        has_work = report.has_work if place is None else report.phase is EnginePhase.RUNNING
+        has_work = has_work and report.phase in SERVING
         progress = replace(report.load, num_queued=0)
-        if not (self.has_work and has_work) or progress != self.progress:
+        if not (self.has_work and has_work) or (progress, place) != (self.progress, self.place):
             if self.has_work:
                 self.gaps.add(now - self.moved_at, now)
             self.moved_at = now
-        self.heard_at, self.has_work, self.progress = now, has_work, progress
-        self.is_serving = report.phase in SERVING
+        self.heard_at, self.has_work, self.progress, self.place = now, has_work, progress, place
+        self.is_serving = report.phase in _WATCHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,8 @@ class EngineWatch:
         for life in list(self._lives.values()):
             if _has_ended(life.engine_id, seats.get(life.engine_id.rank)):
                 del self._lives[life.engine_id.rank]
+                if life.place is not None:
+                    self._restart_stalls(now)  # those that waited for it have only now something to do
         for rank, seat in seats.items():
             if rank not in self._lives and seat.state is SeatState.ALIVE:
                 self._lives[rank] = _Life(seat.engine_id, now, now)
@@ -138,7 +147,7 @@ class EngineWatch:
         lives = sorted(self._serving(), key=lambda life: life.engine_id)
         # Hearing nobody at all is more likely this process's fault; picks then go on from the clients' ledgers.
         is_deaf = all(now - life.heard_at > SILENCE_S for life in lives)
-        suspects = (self._judge(life, now) for life in lives)
+        suspects = (self._judge(life, now) for life in _without_waiting(lives, now))
         return [suspect for suspect in suspects if suspect is not None and (suspect.is_hung or not is_deaf)]
 
     def _judge(self, life: _Life, now: float) -> Suspect | None:
@@ -176,6 +185,19 @@ class EngineWatch:
     def _restart_stalls(self, now: float) -> None:
         for life in self._lives.values():
             life.moved_at = now
+
+
+def _without_waiting(lives: list[_Life], now: float) -> list[_Life]:
+    """Leave out the lockstep ranks that only wait for another: everybody stands still when one does.
+
+    While some are silent, it is they who are waited for; else those that entered the fewest collectives.
+    """
+    members = [life for life in lives if life.place is not None]
+    late = [life for life in members if now - life.heard_at > SILENCE_S]
+    if not late:
+        first = min((life.place for life in members if life.has_work and life.place is not None), default=None)
+        late = [life for life in members if life.place == first]
+    return [life for life in lives if life.place is None or life in late]
 
 
 def _has_ended(engine_id: EngineId, seat: Seat | None) -> bool:

@@ -1,0 +1,74 @@
+"""The group of one epoch as one member has it: connections, experts, and how it comes to be beside the one in use."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.core.lockstep import LockstepRunner
+from engine.parallel.transport import Transport, form_transports
+from engine.wire.ids import EngineId
+from engine.wire.messages import Membership
+
+
+@dataclass(frozen=True, slots=True)
+class EpochGroup:
+    """What a member needs to step in an epoch. headers, rows: connections. experts: what its runner loaded for it."""
+
+    membership: Membership
+    index: int
+    headers: Transport
+    rows: Transport
+    experts: Any
+
+    @property
+    def num_entered(self) -> int:
+        """Return how many collectives this member has begun: whoever began the fewest is waited for."""
+        return self.headers.num_entered + self.rows.num_entered
+
+    def install(self, runner: LockstepRunner) -> None:
+        """Let the runner compute in this company."""
+        runner.join(self.experts, self.membership.expert_placement, self.index, self.rows)
+
+    def close(self) -> None:
+        """Let go of the connections. Takes 0.25 s beside healthy peers and 10 s beside a stopped one."""
+        self.headers.close()
+        self.rows.close()
+
+
+def prepare_epoch(
+    runner: LockstepRunner,
+    engine_id: EngineId,
+    membership: Membership,
+    generation: int,
+    host: str,
+    must_leave: Callable[[], bool],
+) -> EpochGroup:
+    """Load what a membership asks of this member and connect to the others; waits until all of them do the same.
+
+    generation: of the coordinator that proposed it; with the epoch it names the attempt, which is never repeated.
+    host: the address by which peers reach this process. must_leave: asked while one of its collectives is waited for.
+
+    Raises:
+        GroupBrokenError: not everybody came. StartupError: the weights are not there.
+    """
+    index = membership.members.index(engine_id)
+    experts = runner.load_rows(membership.expert_placement[index])
+    store_host, _, store_port = membership.store_address.rpartition(":")
+    headers, rows = form_transports(
+        (store_host.strip("[]"), int(store_port)),
+        f"{generation}/{membership.epoch}",
+        index,
+        len(membership.members),
+        torch.device(runner.row_device),
+        must_leave,
+        host=host,
+    )
+    return EpochGroup(membership, index, headers, rows, experts)
+
+
+def close_aside(group: EpochGroup) -> None:
+    """Close a group that nobody steps in any more, in a thread of its own: it may take long."""
+    threading.Thread(target=group.close, name=f"shoal-close-epoch-{group.membership.epoch}", daemon=True).start()

@@ -1,0 +1,189 @@
+"""A rank of a lockstep group: the busy loop that steps when all step, and follows the group from epoch to epoch."""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+from engine.config import EngineSpec
+from engine.core.lockstep import LockstepCore, LockstepRunner
+from engine.core.protocol import EngineCore
+from engine.parallel.epoch import EpochGroup, close_aside, prepare_epoch
+from engine.parallel.header import exchange_headers
+from engine.parallel.member import Member, Stance
+from engine.parallel.transport import GroupBrokenError, serve_store
+from engine.proc.member_line import MemberLine
+from engine.proc.proc import EngineCoreProc
+from engine.scheduler.plan import Sample, StepPlan
+from engine.wire.errors import StartupError
+from engine.wire.messages import Membership
+
+log = logging.getLogger(__name__)
+
+_NOTHING = StepPlan(())
+
+
+class DPEngineCoreProc(EngineCoreProc):
+    """Adds waves and epochs to an engine's process; what it decides is in ``Member``.
+
+    The loop alone owns the member, the group and the runner. Groups are prepared in threads of their own, beside the
+    one that steps, and handed over through ``MemberLine``; so is what the coordinator says.
+
+    A request is announced for only when the rank is in a group: before that it could only wait.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        super().__init__(spec)
+        self._line = MemberLine(self._shared)
+        self._input.on_group_state = self._line.see
+        self._shared.count_collectives = self._count_collectives
+        self._member = Member(spec.engine_id)
+        self._group: EpochGroup | None = None
+        self._standby: EpochGroup | None = None
+        self._preparing = 0  # epoch of the newest attempt that was begun
+        self._is_announced = False
+
+    def _begin(self, core: EngineCore) -> None:
+        """Let no requests come yet: see ``_switch``."""
+
+    def _loop(self, core: EngineCore) -> None:
+        assert isinstance(core, LockstepCore), "a lockstep rank has a lockstep core"
+        self._store = serve_store(self._spec.lockstep_host)
+        try:
+            self._serve_together(core)
+        finally:
+            for group in (self._group, self._standby):
+                if group is not None:
+                    group.close()
+
+    def _serve_together(self, core: LockstepCore) -> None:
+        self._tell(core)
+        while (intake := self._shared.take(self._member.stance is Stance.RUNNING)) is not None:
+            if intake:
+                self._admit(core, intake)
+            self._follow(core)
+            if self._member.stance is Stance.RUNNING:
+                self._step_together(core)
+            else:
+                self._flush(core)
+            self._tell(core)
+
+    # --- the group --------------------------------------------------------------------------------------------------
+
+    def _follow(self, core: LockstepCore) -> None:
+        """Do what the coordinator's newest state and finished preparations ask for."""
+        state = self._line.take_state()
+        if state is not None:
+            self._member.on_state(state)
+        for epoch, prepared in self._line.take_prepared():
+            self._on_prepared(epoch, prepared)
+        if self._member.stance is Stance.PARKED:
+            self._drop_group()
+        wanted = self._member.to_prepare
+        if wanted is not None and wanted.epoch > self._preparing:
+            self._prepare(core.lockstep_runner, wanted)
+        if self._member.may_install:
+            self._switch(core)
+
+    def _prepare(self, runner: LockstepRunner, membership: Membership) -> None:
+        """Begin to prepare a group beside the one in use; one prepared for an earlier attempt is dropped."""
+        self._preparing = membership.epoch
+        if self._standby is not None:
+            close_aside(self._standby)
+            self._standby = None
+        log.info("preparing epoch %d with ranks %s", membership.epoch, [m.rank for m in membership.members])
+        threading.Thread(
+            target=self._prepare_aside,
+            args=(runner, membership, self._member.generation),
+            name=f"shoal-prepare-epoch-{membership.epoch}",
+            daemon=True,
+        ).start()
+
+    def _prepare_aside(self, runner: LockstepRunner, membership: Membership, generation: int) -> None:
+        host, line, epoch = self._spec.lockstep_host, self._line, membership.epoch
+        try:
+            group = prepare_epoch(
+                runner, self._spec.engine_id, membership, generation, host, lambda: line.must_leave(epoch)
+            )
+        except (GroupBrokenError, StartupError) as error:
+            log.warning("epoch %d cannot be prepared: %s", epoch, error)
+            line.post_prepared(epoch, None)
+        except Exception:
+            log.exception("epoch %d cannot be prepared", epoch)
+            line.post_prepared(epoch, None)
+        else:
+            line.post_prepared(epoch, group)
+
+    def _on_prepared(self, epoch: int, group: EpochGroup | None) -> None:
+        if epoch != self._preparing:
+            if group is not None:
+                close_aside(group)
+        elif group is None:
+            self._line.failed_epoch = epoch
+        else:
+            self._standby = group
+            self._member.on_prepared(epoch)
+
+    def _switch(self, core: LockstepCore) -> None:
+        """Step in the committed group from now on: references change hands, and nothing waits."""
+        self._member.on_switched()
+        self._drop_group()
+        if self._member.stance is Stance.OUTSIDE:
+            log.info("left the group at epoch %d", self._member.committed.epoch)
+            return
+        group, self._standby = self._standby, None
+        assert group is not None, "ready means that it is there"
+        group.install(core.lockstep_runner)
+        self._group = group
+        log.info("in epoch %d with ranks %s", self._member.epoch, [m.rank for m in group.membership.members])
+        if not self._is_announced:
+            self._is_announced = True
+            self._input.announce(self._describe(core))
+
+    def _count_collectives(self) -> int:
+        group = self._group
+        return 0 if group is None else group.num_entered
+
+    def _drop_group(self) -> None:
+        if self._group is not None:
+            close_aside(self._group)
+            self._group = None
+
+    # --- a step -----------------------------------------------------------------------------------------------------
+
+    def _step_together(self, core: LockstepCore) -> None:
+        """Take one step with all members; one that breaks is discarded and leaves no trace but its time."""
+        assert self._group is not None, "who runs is in a group"
+        may_step = self._gate.may_step
+        plan = core.plan() if may_step else _NOTHING
+        self._publish(core)  # a report sent while the step takes its time must not count those that run as waiting
+        header = self._member.header(plan.num_tokens, has_work=self._gate.has_work, paused=not may_step)
+        try:
+            headers = exchange_headers(self._group.headers, header)
+            verdict = self._member.on_exchange(headers)
+            sizes = [header.num_tokens for header in headers]
+            samples = core.lockstep_runner.run_shared(plan, sizes) if verdict.runs else ()
+        except GroupBrokenError as error:
+            log.warning("epoch %d broke: %s", self._member.epoch, error)
+            self._member.on_broken()
+            self._flush(core)
+            return
+        if may_step:
+            self._tell_outputs(core, plan, samples)
+        else:
+            self._flush(core)
+        if verdict.switches:
+            self._switch(core)
+
+    def _tell_outputs(self, core: LockstepCore, plan: StepPlan, samples: Sequence[Sample]) -> None:
+        outputs = core.apply(plan, samples, time.monotonic())
+        report_seq = self._publish(core)
+        if outputs:
+            self._output.put(outputs, report_seq)
+
+    def _tell(self, core: LockstepCore) -> None:
+        """Let the next report show where this rank stands."""
+        host, port = self._spec.lockstep_host, self._store.port
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        runner = core.lockstep_runner
+        self._line.publish(self._member, runner.num_experts, address, runner.expert_loads())

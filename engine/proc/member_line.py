@@ -1,0 +1,77 @@
+"""What the threads of a lockstep rank hand to its busy loop, and what the loop shows in the report."""
+
+import threading
+from typing import TYPE_CHECKING
+
+from engine.parallel.member import Member, Stance
+from engine.proc.shared import SharedState
+from engine.wire.messages import EnginePhase, GroupState, MemberStatus
+
+if TYPE_CHECKING:
+    from engine.parallel.epoch import EpochGroup
+
+_PHASES = {
+    Stance.OUTSIDE: EnginePhase.IDLE,
+    Stance.IDLE: EnginePhase.IDLE,
+    Stance.RUNNING: EnginePhase.RUNNING,
+    Stance.PARKED: EnginePhase.PARKED,
+}
+
+
+class MemberLine:
+    """Newest state of the coordinator and prepared groups in; the member's standing out.
+
+    Only the newest state counts, so one slot holds it. ``must_leave`` is asked from inside collectives, while the loop
+    cannot take a state: it looks at the newest direct proposal, which the input thread notes on arrival.
+
+    failed_epoch: written by the loop.
+    """
+
+    def __init__(self, shared: SharedState) -> None:
+        self._shared = shared
+        self._lock = threading.Lock()
+        self._state: GroupState | None = None
+        self._prepared: list[tuple[int, EpochGroup | None]] = []
+        self._direct_epoch = 0
+        self.failed_epoch = 0
+
+    def see(self, state: GroupState) -> None:
+        """Take a state that is newer than all before; input thread."""
+        with self._lock:
+            if state.direct and state.proposal is not None:
+                self._direct_epoch = max(self._direct_epoch, state.proposal.epoch)
+            self._state = state
+        self._shared.wake()
+
+    def post_prepared(self, epoch: int, group: "EpochGroup | None") -> None:
+        """Hand over a group, or the news that it could not be prepared; a preparing thread."""
+        with self._lock:
+            self._prepared.append((epoch, group))
+        self._shared.wake()
+
+    def must_leave(self, epoch: int) -> bool:
+        """Tell whether whoever waits in a collective of this epoch shall leave it; any thread."""
+        return self._direct_epoch > epoch or self._shared.stop_reason is not None
+
+    def take_state(self) -> GroupState | None:
+        """Return the newest state if it was not taken yet."""
+        with self._lock:
+            state, self._state = self._state, None
+            return state
+
+    def take_prepared(self) -> "list[tuple[int, EpochGroup | None]]":
+        """Return what was prepared since the last time."""
+        with self._lock:
+            prepared, self._prepared = self._prepared, []
+            return prepared
+
+    def publish(self, member: Member, num_experts: int, store_address: str, expert_loads: list[int]) -> None:
+        """Let the next report show where the member stands."""
+        self._shared.show_member(
+            _PHASES[member.stance],
+            epoch=member.epoch,
+            ready_epoch=member.ready_epoch,
+            max_epoch_seen=member.max_epoch_seen,
+            wave=member.wave,
+            member=MemberStatus(num_experts, store_address, member.committed, self.failed_epoch, expert_loads),
+        )
