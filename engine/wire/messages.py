@@ -12,6 +12,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from engine.wire.control import ClusterSettings as ClusterSettings
+from engine.wire.control import Membership as Membership
+from engine.wire.control import MemberStatus as MemberStatus
+from engine.wire.control import PauseMode as PauseMode
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.load import Load as Load
 from engine.wire.logprobs import Logprobs
@@ -211,34 +215,6 @@ class EnginePhase(IntEnum):
     STOPPING = 4
 
 
-class Membership(Struct, array_like=True, frozen=True):
-    """Members of the group at one epoch, in the order of their ranks.
-
-    expert_placement: ascending expert ids of each member; empty for independent ranks.
-    store_address: ``host:port`` where the members of a lockstep group meet to connect; one of theirs.
-    """
-
-    epoch: int
-    members: list[EngineId]
-    expert_placement: list[list[int]] = []
-    store_address: str = ""
-
-
-class MemberStatus(Struct, array_like=True, frozen=True):
-    """What a rank of a lockstep group says beside every engine's report.
-
-    num_experts: experts of each layer. store_address: where peers can meet (``host:port``).
-    membership: the newest committed one it has seen. failed_epoch: the newest proposal that it could not prepare.
-    expert_loads: how often its own tokens chose each expert, over all layers; only grows.
-    """
-
-    num_experts: int
-    store_address: str
-    membership: Membership
-    failed_epoch: int = 0
-    expert_loads: list[int] = []
-
-
 class EngineReport(Struct, array_like=True, frozen=True, tag=1):
     """Whole state of one engine, numbered; the newest wins and loss or repetition needs no other rule.
 
@@ -286,29 +262,6 @@ class ClientReport(Struct, array_like=True, frozen=True, tag=2):
     report_seq: int
     info: ClientInfo
     leaving: bool = False
-
-
-class PauseMode(IntEnum):
-    """What a pause does with sequences in the engines: ABORT ends them, WAIT lets them finish, KEEP freezes them."""
-
-    RUN = 0
-    ABORT = 1
-    WAIT = 2
-    KEEP = 3
-
-
-class ClusterSettings(Struct, array_like=True, frozen=True):
-    """What the operator wants of the whole deployment: desired state, applied by a refilled rank before it is ready.
-
-    seq: rises with every change. sleep_level: 0 awake, 1 weights off the device, 2 weights dropped.
-    cordoned: ranks that take no new requests. log_level: empty leaves every process its own.
-    """
-
-    seq: int = 0
-    pause: PauseMode = PauseMode.RUN
-    sleep_level: int = 0
-    cordoned: list[int] = []
-    log_level: str = ""
 
 
 class SupervisorReport(Struct, array_like=True, frozen=True, tag=3):

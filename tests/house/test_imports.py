@@ -24,7 +24,7 @@ PLANTED = {
     "orchestrator/planted.py": ("import ray", "ray is imported only in orchestrator.launch"),
     "engine/proc/planted.py": (
         "def lazy():\n    import torch",
-        "torch is imported only in engine.runner and engine.model",
+        "torch is imported only in engine.runner, engine.model and engine.parallel",
     ),
 }
 VERDICT = re.compile(r"^(.+?) (KEPT|BROKEN)\b.*$", re.MULTILINE)
