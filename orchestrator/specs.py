@@ -83,7 +83,7 @@ def api_spec(
         security=wiring.security,
         advertise_host=wiring.chosen.advertise_host,
         moves=MoveConfig(
-            tokens_in_flight=config.move_tokens_in_flight,
+            tokens_in_flight=-(-config.move_tokens_in_flight // config.api_server_count),  # the knob is a rank's
             timeout_s=config.move_timeout,
             resume_memory_bytes=int(config.resume_memory),
         ),

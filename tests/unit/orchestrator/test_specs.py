@@ -72,6 +72,27 @@ def test_the_knobs_of_survival_reach_the_client() -> None:
     assert msgspec.json.decode(msgspec.json.encode(spec), type=ApiSpec) == spec
 
 
+def test_every_spec_survives_its_way_to_the_process() -> None:
+    config = ServeConfig(model="m", kv_cache_memory=ByteSize(1 << 20))
+    engine = engine_config(config, MODEL, "cpu")
+    listener = Listener("127.0.0.1", 0)
+    specs = [
+        engine_spec(EngineId(1, 1), engine, WIRING, "info"),
+        api_spec(config, engine, WIRING, listener, MODEL, "/cache/m", ClientId(2, 5), STATS),
+    ]
+    assert [msgspec.json.decode(msgspec.json.encode(spec), type=type(spec)) for spec in specs] == specs
+    listener.close()
+
+
+def test_what_a_rank_computes_anew_is_shared_by_the_api_processes() -> None:
+    config = ServeConfig(engine="sim", api_server_count=3, move_tokens_in_flight=100)
+    listener = Listener("127.0.0.1", 0)
+    engine = engine_config(config, None, "cpu")
+    api = api_spec(config, engine, WIRING, listener, None, None, ClientId(2, 1), STATS)
+    assert api.client.moves.tokens_in_flight == 34
+    listener.close()
+
+
 def test_the_model_is_called_as_asked_else_by_its_own_name() -> None:
     assert served_model_name(ServeConfig(model="m", served_model_name="mine"), MODEL) == "mine"
     assert served_model_name(ServeConfig(model="./x/m.gguf"), MODEL) == "m"
