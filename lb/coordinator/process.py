@@ -13,6 +13,7 @@ from engine.wire.curve import Doorkeeper
 from engine.wire.drops import Drops
 from engine.wire.errors import MalformedMessageError
 from engine.wire.messages import GROUP_TOPIC, LOAD_TOPIC
+from engine.wire.process import set_log_level
 from engine.wire.sockets import SendOutcome, bind, make_socket, send_nowait
 from lb.config import CoordinatorSpec
 from lb.coordinator.cadence import Cadence
@@ -31,6 +32,7 @@ class Coordinator:
     def __init__(self, spec: CoordinatorSpec) -> None:
         self._state = CoordinatorState(spec.generation, spec.client_silence_s, spec.stall_timeout_s, spec.lockstep)
         self._decoder = report_decoder()
+        self._log_level = spec.log_level
         self._group = Cadence(min_gap_s=0.005, repeat_gap_s=0.1, max_gap_s=1.0)
         self._load = Cadence(min_gap_s=0.05, max_gap_s=1.0)
         self._publish_from = time.monotonic() + (spec.settle_s if spec.generation > 1 else 0.0)
@@ -94,7 +96,10 @@ class Coordinator:
             # a PULL does not say who sent it, so all strangers are one peer
             self._drops.drop("malformed_reports", "the report line", error)
             return
+        before = self._state.log_level
         self._state.on_report(report, time.monotonic())
+        if self._state.log_level != before:
+            set_log_level(self._state.log_level or self._log_level)
 
     def _take_subscriptions(self) -> None:
         for frames in _messages(self._publisher):

@@ -12,7 +12,6 @@ from engine.wire.messages import (
     GroupState,
     LoadSnapshot,
     Membership,
-    PauseMode,
     Report,
     Seat,
     SeatState,
@@ -75,13 +74,18 @@ class CoordinatorState:
     def expire(self, now: float) -> None:
         """Take out clients that have been silent for too long, and work out which engines are suspect."""
         clients_changed = self._clients.expire(now)
-        suspects_changed = self._watch.judge(now, is_paused=self._settings.pause is not PauseMode.RUN)
+        suspects_changed = self._watch.judge(now)
         if clients_changed or suspects_changed:
             self.group_version += 1
 
     def next_expiry(self, now: float) -> float:
         """Return when ``expire`` may next have something to do."""
         return min(self._clients.next_expiry(), self._watch.next_deadline(now))
+
+    @property
+    def log_level(self) -> str:
+        """Return the level that every process is to log at; empty leaves each its own."""
+        return self._settings.log_level
 
     def is_observed(self) -> bool:
         """Tell whether every member has shown in its report the current epoch, and the settings in force."""

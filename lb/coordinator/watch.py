@@ -124,11 +124,13 @@ class EngineWatch:
             if rank not in self._lives and seat.state is SeatState.ALIVE:
                 self._lives[rank] = _Life(seat.engine_id, now, now)
 
-    def judge(self, now: float, *, is_paused: bool) -> bool:
-        """Work out who is suspect; True when that changed. is_paused: no engine shall step, so none is stalled."""
+    def judge(self, now: float) -> bool:
+        """Work out who is suspect; True when that changed.
+
+        A pause needs no exception: an engine in which it is in force reports no work, and one that hangs in a step, so
+        that it never comes into force there, is to be found.
+        """
         self._forgive_own_absence(now)
-        if is_paused:
-            self._restart_stalls(now)
         suspects = self._find(now)
         changed = _who(suspects) != _who(self.suspects)
         if changed:
@@ -181,10 +183,6 @@ class EngineWatch:
         for life in self._lives.values():
             life.heard_at = min(now, life.heard_at + absent_s)
             life.moved_at = min(now, life.moved_at + absent_s)
-
-    def _restart_stalls(self, now: float) -> None:
-        for life in self._lives.values():
-            life.moved_at = now
 
 
 def _without_waiting(lives: list[_Life], now: float) -> list[_Life]:

@@ -34,6 +34,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.plan: StepPlan | None = None
         self.running: set[int] = set()
         self.is_stalled = False
+        self.is_holding = False
+        self.held: set[int] = set()
 
     # --- events -----------------------------------------------------------------------------------------------------
 
@@ -77,6 +79,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.told[request_id] = num_output
             if num_output >= max_tokens and not only_scores(sequence):
                 self.leaving.add(request_id)
+            if self.is_holding:
+                self.held.add(request_id)
             self.scheduler.add(sequence)
 
     @precondition(lambda self: self.live)
@@ -136,6 +140,39 @@ class SchedulerMachine(RuleBasedStateMachine):
             for output in client_outputs:
                 self.check_output(output)
 
+    @rule(holds=st.booleans())
+    def pause(self, holds: bool) -> None:
+        (self.scheduler.hold_newcomers if holds else self.scheduler.release_newcomers)()
+        self.is_holding = holds
+        if not holds:
+            self.held.clear()
+
+    @precondition(lambda self: self.is_holding)
+    @rule()
+    def abort_earlier(self) -> None:
+        self.scheduler.abort_earlier()
+        earlier = self.live.keys() - self.held
+        self.dropped |= earlier
+        self.leaving |= earlier
+
+    @rule()
+    def sleep(self) -> None:
+        self.scheduler.preempt_all()
+        self.plan = None
+        self.dropped.clear()
+        assert self.cache.reset(set())
+        assert self.scheduler.load().kv_usage == 0
+
+    @rule()
+    def flush(self) -> None:
+        """Tell what there is to tell without a step; a plan that is out is dropped."""
+        self.plan = None
+        self.dropped.clear()
+        for client_outputs in self.scheduler.flush().values():
+            for output in client_outputs:
+                assert not output.new_token_ids
+                self.check_output(output)
+
     # --- what must hold ---------------------------------------------------------------------------------------------
 
     def check_plan(self, plan: StepPlan) -> None:
@@ -149,6 +186,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert chunk.samples == (end == len(sequence.token_ids))
             assert end <= len(sequence.block_table) * BLOCK_SIZE
             assert not (self.is_stalled and sequence.client_id == OTHER_CLIENT)
+            assert sequence.request_id not in self.held
         self.check_nothing_is_computed_twice(plan)
 
     def check_nothing_is_computed_twice(self, plan: StepPlan) -> None:
@@ -207,6 +245,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             waiting = [sequence for sequence in staying if not sequence.block_table]
             assert load.num_running == len(staying) - len(waiting)
             assert (load.num_waiting, load.num_waiting_tokens) == (len(waiting), sum(len(s.token_ids) for s in waiting))
+            earlier = {s.request_id for s in staying} - self.held
+            assert self.scheduler.has_earlier() == bool(earlier)
         assert load.num_prefix_query_tokens == self.cache.num_query_tokens
         assert load.num_prefix_hit_tokens == self.cache.num_hit_tokens
         assert load.num_preemptions == roster.num_preemptions
@@ -214,6 +254,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Everybody finishes, in a bounded number of steps, and everything is given back."""
         self.other_client_takes(stalls=False)
+        self.pause(holds=False)
         tokens_left = sum(s.sampling.max_tokens + len(s.token_ids) for s in self.live.values())
         for _ in range(10 * tokens_left + 2):
             if self.scheduler.has_work():

@@ -236,6 +236,17 @@ def test_what_the_operator_wants_is_passed_on_and_a_pause_is_no_stall() -> None:
     assert state.group_version == version + 1
     assert state.group_state().settings == settings
     for seq in range(2, 1000):
-        state.on_report(_engine(E0, seq, EnginePhase.RUNNING, has_work=True), seq / 5)
+        state.on_report(_engine(E0, seq, EnginePhase.IDLE, settings_seq=3), seq / 5)
         state.expire(seq / 5)
     assert state.group_state().suspects == []
+
+
+def test_settings_are_repeated_until_every_member_shows_them() -> None:
+    state = _state(_engine(E0, 1), _engine(E1, 1), _seats(1, Seat(E0, SeatState.ALIVE), Seat(E1, SeatState.ALIVE)))
+    epoch = state.group_state().committed.epoch
+    seats = (Seat(E0, SeatState.ALIVE), Seat(E1, SeatState.ALIVE))
+    state.on_report(_seats(2, *seats, settings=ClusterSettings(seq=1, pause=PauseMode.KEEP)), 0.0)
+    for engine_id in (E0, E1):
+        assert not state.is_observed()
+        state.on_report(_engine(engine_id, 2, max_epoch_seen=epoch, settings_seq=1), 0.0)
+    assert state.is_observed()

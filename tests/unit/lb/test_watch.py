@@ -31,13 +31,13 @@ class Group:
     def work(self, engine_id: EngineId, num_steps: int = 1, **load: Any) -> None:
         self.set(engine_id, phase=EnginePhase.RUNNING, has_work=True, load=Load(num_steps=num_steps, **load))
 
-    def run(self, seconds: float, *, is_paused: bool = False) -> None:
+    def run(self, seconds: float) -> None:
         for _ in range(round(seconds * 4)):
             self.now += 0.25
             for engine_id, report in self.reports.items():
                 if engine_id not in self.stopped:
                     self.watch.on_report(report, self.now)
-            self.watch.judge(self.now, is_paused=is_paused)
+            self.watch.judge(self.now)
 
     def judged(self) -> dict[EngineId, bool]:
         """Return who is suspect, and whether hung."""
@@ -126,14 +126,17 @@ def test_the_limit_follows_the_longest_recent_step() -> None:
     assert group.judged() == {E0: True}
 
 
-def test_an_engine_that_is_paused_is_not_stalled_and_its_clock_starts_when_the_pause_ends() -> None:
+def test_an_engine_in_which_a_pause_is_in_force_is_not_stalled_and_its_clock_starts_when_the_pause_ends() -> None:
     group = Group(E0)
     group.work(E0)
-    group.run(1000, is_paused=True)
+    group.run(0.25)
+    group.set(E0, phase=EnginePhase.IDLE, has_work=False, settings_seq=1)
+    group.run(1000)
     assert group.judged() == {}
+    group.set(E0, phase=EnginePhase.RUNNING, has_work=True, settings_seq=2)
     group.run(0.75)
     assert group.judged() == {}
-    group.run(2.5)
+    group.run(3.0)
     assert group.judged() == {E0: True}
 
 
@@ -153,7 +156,7 @@ def test_the_own_absence_of_the_coordinator_is_nobodys_silence() -> None:
     group.run(0.25)
     group.now += 500
     group.watch.on_report(group.reports[E0], group.now)
-    assert not group.watch.judge(group.now, is_paused=False)
+    assert not group.watch.judge(group.now)
     group.stopped.add(E1)
     group.run(1.25)
     assert group.judged() == {E1: False}
@@ -211,7 +214,7 @@ def test_the_next_deadline_is_when_the_judgement_changes_if_nothing_is_heard() -
     while (deadline := group.watch.next_deadline(group.now)) < float("inf"):
         group.now = deadline + 1e-6
         group.watch.on_report(group.reports[E1], group.now)
-        group.watch.judge(group.now, is_paused=False)
+        group.watch.judge(group.now)
         if group.judged() and group.judged() not in [change for _, change in changes]:
             changes.append((round(group.now - heard_at, 3), group.judged()))
         if group.now > heard_at + 10:
