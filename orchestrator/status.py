@@ -43,6 +43,8 @@ def print_status(
         console.print(json.dumps(cluster, indent=2), highlight=False, markup=False, soft_wrap=True)
     else:
         console.print(make_table(url, ranks))
+        for line in describe_settings(cluster.get("settings", {})):
+            console.print(line)
         console.print(describe_api_servers(cluster.get("api_servers", [])), highlight=False, soft_wrap=True)
     return 0 if any(rank["state"] == EngineState.READY for rank in ranks) else 1
 
@@ -69,6 +71,18 @@ def make_table(url: str, ranks: list[dict[str, Any]]) -> Table:
             str(rank["picks"]),
         )
     return table
+
+
+def describe_settings(settings: dict[str, Any]) -> list[Text]:
+    """Return a line for each thing the operator wants that keeps requests waiting or away."""
+    lines = []
+    if settings.get("pause", "run") != "run":
+        lines.append(f"paused ({settings['pause']}): requests wait for shoal resume")
+    if settings.get("sleep_level"):
+        lines.append(f"asleep (level {settings['sleep_level']}): requests wait for shoal wake-up")
+    if settings.get("cordoned"):
+        lines.append(f"cordoned: rank {', '.join(map(str, settings['cordoned']))}")
+    return [Text(line, style="yellow") for line in lines]
 
 
 def describe_api_servers(servers: list[dict[str, Any]]) -> Text:

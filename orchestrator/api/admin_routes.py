@@ -11,7 +11,7 @@ from engine.wire.build import build_id
 from engine.wire.messages import PauseMode
 from lb.views import EngineView
 from orchestrator.api.admin import Admin, by_rank
-from orchestrator.api.cluster import describe_load, describe_ready
+from orchestrator.api.cluster import describe_load, describe_ready, describe_settings
 from orchestrator.control.messages import Cordon, Pause, Resume, SetLogLevel, Sleep, WakeUp
 from orchestrator.llm.async_llm import AsyncLLM
 
@@ -169,7 +169,6 @@ def _add_state_routes(router: APIRouter, admin: Admin, llm: AsyncLLM, info: Serv
     @router.get("/server_info")
     async def server_info() -> dict[str, Any]:
         number, _, wire = build_id().partition("+")
-        settings = admin.known_settings
         return {
             "version": number,
             "wire": wire,
@@ -177,13 +176,7 @@ def _add_state_routes(router: APIRouter, admin: Admin, llm: AsyncLLM, info: Serv
             "model_root": info.model_root,
             "api_process": info.api_process,
             "config": dict(info.serve_config),
-            "settings": {
-                "seq": settings.seq,
-                "pause": settings.pause.name.lower(),
-                "sleep_level": settings.sleep_level,
-                "cordoned": settings.cordoned,
-                "log_level": settings.log_level,
-            },
+            "settings": describe_settings(admin.known_settings),
             "engines": [_describe(view) for view in llm.engine_views()],
         }
 

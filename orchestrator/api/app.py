@@ -12,10 +12,11 @@ from starlette.exceptions import HTTPException
 
 from engine.wire.build import build_id
 from engine.wire.errors import ShoalError
+from engine.wire.messages import ClusterSettings
 from metrics.deployment import DeploymentReading
 from metrics.registry import make_registry, render
 from orchestrator.api.admission import Admission
-from orchestrator.api.cluster import describe_api_server, describe_rank, describe_readiness
+from orchestrator.api.cluster import describe_api_server, describe_rank, describe_readiness, describe_settings
 from orchestrator.api.errors import ApiError, to_api_error
 from orchestrator.llm.async_llm import AsyncLLM
 
@@ -24,7 +25,8 @@ from orchestrator.llm.async_llm import AsyncLLM
 class AppContext:
     """What the routes answer from.
 
-    read_stats: what all API processes count and show. index: which of them this is. routes: more of them.
+    read_stats: what all API processes count and show. index: which of them this is.
+    settings: what the operator wants. routes: more of them.
     """
 
     llm: AsyncLLM
@@ -33,6 +35,7 @@ class AppContext:
     index: int
     served_model_name: str
     model_root: str
+    settings: Callable[[], ClusterSettings]
     routes: Sequence[APIRouter] = ()
 
 
@@ -72,6 +75,7 @@ def _add_state_routes(app: FastAPI, context: AppContext) -> None:
             "ranks": [describe_rank(view, reading) for view in context.llm.engine_views()],
             "pending_requests": sum(server.num_open for server in reading.servers),
             "draining": context.admission.draining,
+            "settings": describe_settings(context.settings()),
             "answered_by": context.index,
             "api_servers": [describe_api_server(server) for server in reading.servers],
             "statistics": context.llm.statistics(),

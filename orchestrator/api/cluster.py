@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from engine.wire.messages import EngineReady, EngineReport, Load, Seat
+from engine.wire.messages import ClusterSettings, EngineReady, EngineReport, Load, Seat
 from lb.views import EngineState, EngineView
 from metrics.deployment import ApiServerView, DeploymentReading
 
@@ -52,6 +52,17 @@ def describe_api_server(server: ApiServerView) -> dict[str, Any]:
         "pending_requests": server.num_open,
         "loop_lag_s": server.lag_s,
         "snapshot_age_s": server.snapshot_age_s,
+    }
+
+
+def describe_settings(settings: ClusterSettings) -> dict[str, Any]:
+    """Return what the operator wants, in words."""
+    return {
+        "seq": settings.seq,
+        "pause": settings.pause.name.lower(),
+        "sleep_level": settings.sleep_level,
+        "cordoned": settings.cordoned,
+        "log_level": settings.log_level,
     }
 
 

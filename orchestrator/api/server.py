@@ -73,6 +73,7 @@ class ApiServer:
             index=client_id.index,
             served_model_name=spec.served_model_name,
             model_root=spec.model_root,
+            settings=lambda: self._client.settings,
             routes=[self._admin_router()],
         )
         app: Any = GenerationApp(

@@ -121,3 +121,14 @@ def test_another_service_at_the_url_is_an_error_of_one_line(monkeypatch: pytest.
 def test_something_else_at_the_url_is_an_error_of_one_line() -> None:
     with pytest.raises(ShoalError, match="does not answer like a deployment of Shoal: "):
         status.print_status("http://127.0.0.1:1", None, as_json=True)
+
+
+def test_status_says_what_keeps_requests_waiting() -> None:
+    at_rest = {"seq": 0, "pause": "run", "sleep_level": 0, "cordoned": []}
+    assert status.describe_settings(at_rest) == status.describe_settings({}) == []
+    lines = status.describe_settings({"seq": 3, "pause": "keep", "sleep_level": 2, "cordoned": [0, 4]})
+    assert [line.plain for line in lines] == [
+        "paused (keep): requests wait for shoal resume",
+        "asleep (level 2): requests wait for shoal wake-up",
+        "cordoned: rank 0, 4",
+    ]
