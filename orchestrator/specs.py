@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from client.config import ClientConfig, MoveConfig
 from engine.config import EngineConfig, EngineSpec
 from engine.model.names import ResolvedModel
@@ -102,7 +104,7 @@ def api_spec(
         stats=stats,
         log_level=config.log_level,
         control_endpoint=control_endpoint,
-        serve_config=config.model_dump(mode="json", exclude=set(SECRET_KNOBS)),
+        serve_config=msgspec.json.decode(config.model_dump_json(exclude=set(SECRET_KNOBS))),
         api_keys=tuple(key.get_secret_value() for key in config.api_key or ()),
         admin_api_key=None if config.admin_api_key is None else config.admin_api_key.get_secret_value(),
     )

@@ -13,7 +13,7 @@ from engine.wire.errors import AddressError, StartupError
 from engine.wire.ids import ClientId, EngineId
 from metrics.memory import StatsMemory
 from orchestrator.api.config import ApiSpec
-from orchestrator.config import ServeConfig
+from orchestrator.config import SECRET_KNOBS, ServeConfig
 from orchestrator.coordinator_keeper import BoundEndpoints
 from orchestrator.endpoints import choose_endpoints, choose_security
 from orchestrator.engine_config import engine_config
@@ -60,6 +60,24 @@ def test_engine_and_client_are_told_the_same_hash_and_endpoints() -> None:
     assert api.stats is STATS
     assert (api.listen_fd, api.port, api.tokenizer_dir) == (listener.fd, listener.port, "/cache/m")
     listener.close()
+
+
+def test_every_knob_but_the_keys_travels_to_the_api_process_as_json() -> None:
+    knobs = {
+        "engine": "sim",
+        "kv_cache_memory": "2MiB",
+        "run_dir": "/tmp/r",
+        "api_key": "k-one",
+        "admin_api_key": "k-two",
+    }
+    config = ServeConfig(**knobs)  # type: ignore[arg-type]
+    listener = Listener("127.0.0.1", 0)
+    spec = api_spec(config, engine_config(config, None, "cpu"), WIRING, listener, None, None, ClientId(0, 1), STATS)
+    listener.close()
+    told = msgspec.json.decode(msgspec.json.encode(spec), type=ApiSpec)
+    assert told.serve_config.keys() == ServeConfig.model_fields.keys() - set(SECRET_KNOBS)
+    assert (told.serve_config["kv_cache_memory"], told.serve_config["run_dir"]) == (2 << 20, "/tmp/r")
+    assert (told.api_keys, told.admin_api_key) == (("k-one",), "k-two")
 
 
 def test_the_knobs_of_survival_reach_the_client() -> None:
