@@ -10,7 +10,7 @@ from client.in_flight import InFlight
 from client.moves import MoveQueue
 from client.resume_memory import ResumeMemory
 from client.sender import Sender
-from client.sequences import FORGOTTEN, MoveReason, Sequences
+from client.sequences import MoveReason, Sequences
 from client.strays import Strays
 from engine.wire.ids import EngineId
 from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -186,9 +186,10 @@ class Dispatcher:
             self._counts["forgotten_sequences"] += 1
             sequence.forget()
             if sequence.entry is None:
-                self._sequences.end(sequence, FinishReason.ERROR, FORGOTTEN.format(sequence.lost_by))
+                self._sequences.end_forgotten(sequence, sequence.lost_by)
         limit = f"no other engine took it for {self._config.timeout_s:g} s (--move-timeout)"
         for sequence in self._moves.expire(now):
+            self._counts["timeout_ends"] += 1
             self._sequences.end(sequence, FinishReason.ERROR, f"{sequence.lost_by}; {limit}")
 
     def end_waiting(self, reason: str, *, suspects_only: bool = False) -> None:

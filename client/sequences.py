@@ -102,7 +102,7 @@ class Sequences:
             self.moves.acquit()
             self.end(sequence, FinishReason.ERROR, _POISON.format(reason))
         elif not sequence.is_movable:
-            self.end(sequence, FinishReason.ERROR, FORGOTTEN.format(reason))
+            self.end_forgotten(sequence, reason)
         else:
             self._counts[f"moves_{why}"] += 1
             sequence.request.attempt += 1
@@ -113,6 +113,12 @@ class Sequences:
         """Note that a moved sequence costs its engine no recomputation any more."""
         if sequence.num_moved_tokens and sequence.line is not None:
             self.moves.on_caught_up(sequence, sequence.line.engine_id)
+
+    def end_forgotten(self, sequence: InFlight, reason: str) -> None:
+        """End one that would have to be moved and cannot be."""
+        self._counts["memory_ends"] += 1
+        error = f"{reason}; to go on elsewhere it was too large to be kept (--resume-memory)"
+        self.end(sequence, FinishReason.ERROR, error)
 
     def end(self, sequence: InFlight, reason: FinishReason, error: str | None = None) -> None:
         """Give a sequence that no line has an end made here."""
@@ -130,5 +136,3 @@ class Sequences:
 _POISON = (
     "two engines in a row died before this request produced a token on them, so it is not tried again; the last one: {}"
 )
-
-FORGOTTEN = "{}; to go on elsewhere it was too large to be kept (--resume-memory)"

@@ -7,7 +7,7 @@ from metrics.cells import Numbers
 BEAT_S = 0.25
 """Each process writes its row at least this often."""
 
-NUM_ROW_CELLS = 9
+NUM_ROW_CELLS = 10
 
 _STOPPED_S = 4 * BEAT_S
 
@@ -31,6 +31,7 @@ class BoardRow:
     pid: 0 when there is no process. beat_at: when its own timer last woke it. num_connections, accepted_at: its open
     connections, and when it took the newest. num_open: requests inside. lag_s: worst recent delay of its event loop.
     snapshot_at: when its last load snapshot came, 0 before the first. num_ready: ranks it can send requests to.
+    num_waiting_to_move: its sequences that lost their rank and have no other yet.
     """
 
     pid = _Cell(0)
@@ -42,6 +43,7 @@ class BoardRow:
     lag_s = _Cell(6)
     snapshot_at = _Cell(7)
     num_ready = _Cell(8)
+    num_waiting_to_move = _Cell(9)
 
     def __init__(self, index: int, cells: "Numbers | None" = None) -> None:
         """Look at a row. cells: its numbers; default: a row that nobody else sees."""

@@ -117,6 +117,11 @@ _API_SERVER_GAUGES: tuple[tuple[str, str, Callable[[ApiServerView], float]], ...
         lambda server: server.lag_s,
     ),
     ("shoal_open_requests", "Generation requests inside the API process", lambda server: server.num_open),
+    (
+        "shoal_sequences_waiting_to_move",
+        "Sequences of the API process that lost their rank and wait for another",
+        lambda server: server.num_waiting_to_move,
+    ),
     ("shoal_open_connections", "Connections of the API process", lambda server: server.num_connections),
 )
 
@@ -193,6 +198,12 @@ def _rank_totals(alive: Iterable[int], stats: ServingStats) -> Iterator[Metric]:
 def _whole_totals(stats: ServingStats) -> Iterator[Metric]:
     yield _by_label("shoal_requests", "Ended sequences, by reason", "reason", stats.finished)
     yield _by_label("shoal_requests_rejected", "Requests refused at the door, by HTTP status", "status", stats.rejected)
+    yield _by_label(
+        "shoal_moves", "Sequences that lost their rank and went to another, by reason", "reason", stats.moves
+    )
+    yield _by_label(
+        "shoal_move_failures", "Sequences that ended because they could not be moved", "reason", stats.move_failures
+    )
     prompts = HistogramMetricFamily("shoal_request_prompt_tokens", "Tokens of accepted prompts", labels=[])
     _add_histogram(prompts, [], stats.prompt_lengths)
     yield prompts

@@ -23,7 +23,7 @@ class ApiServerView:
 
     pid: 0 while the seat is empty; then all that is of a moment is 0 or None too. num_starts: of all processes that
     sat there. num_ready: ranks it can send requests to. lag_s: worst recent delay of its event loop. snapshot_age_s:
-    None before the first load snapshot.
+    None before the first load snapshot. num_waiting_to_move: its sequences that lost their rank.
     """
 
     index: int
@@ -35,6 +35,7 @@ class ApiServerView:
     num_ready: int
     lag_s: float
     snapshot_age_s: float | None
+    num_waiting_to_move: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +77,15 @@ class DeploymentStats:
         """Return where ``RankTotals`` keeps a rank."""
         return self._cells.run(f"{_TOTALS}{rank}", NUM_RECORD_CELLS)
 
-    def on_beat(self, lag_s: float, snapshot_age_s: float | None, views: Sequence[EngineView]) -> None:
+    def on_beat(
+        self, lag_s: float, snapshot_age_s: float | None, views: Sequence[EngineView], num_waiting_to_move: int = 0
+    ) -> None:
         """Show what others cannot know otherwise; called every ``BEAT_S`` and before a reading of one's own."""
         now = time.monotonic()
         self.row.lag_s = lag_s
         self.row.snapshot_at = 0.0 if snapshot_age_s is None else now - snapshot_age_s
         self.row.num_ready = sum(view.state is EngineState.READY for view in views)
+        self.row.num_waiting_to_move = num_waiting_to_move
         self.row.beat_at = now
         in_flight = {view.engine_id.rank: view.num_in_flight for view in views}
         for rank in in_flight.keys() - self._in_flight.keys():
@@ -143,4 +147,5 @@ def _view(row: BoardRow, reading: Reading, now: float) -> ApiServerView:
         num_ready=int(row.num_ready),
         lag_s=row.lag_seen_s(now) if row.is_there else 0.0,
         snapshot_age_s=row.snapshot_age_s(now),
+        num_waiting_to_move=int(row.num_waiting_to_move),
     )

@@ -13,6 +13,9 @@ PROMPT_BOUNDS_TOKENS = tuple(4**power for power in range(1, 11))
 
 FINISH_REASONS = tuple(reason.name.lower() for reason in FinishReason if reason is not FinishReason.REROUTE)
 
+MOVE_REASONS = ("death", "restart", "gap", "reroute", "planned")
+MOVE_FAILURES = ("poison", "timeout", "memory")
+
 _MAX_LABELS = 16
 _OTHER = "other"
 _RANK = "rank/"
@@ -85,13 +88,13 @@ class LabelCounts(Mapping[str, int]):
         labels = {*known, *_names_behind(cells, self._prefix)}
         self._counts = {label: cells.run(self._prefix + label, 1) for label in labels}
 
-    def count(self, label: str) -> None:
-        """Count one."""
+    def count(self, label: str, number: int = 1) -> None:
+        """Count one, or several."""
         if label not in self._counts and len(self._counts) >= _MAX_LABELS:
             label = _OTHER
         if label not in self._counts:
             self._counts[label] = self._cells.run(self._prefix + label, 1)
-        self._counts[label][0] += 1
+        self._counts[label][0] += number
 
     def __getitem__(self, label: str) -> int:
         """Return the count of a label, 0 when it never came."""
@@ -108,7 +111,9 @@ class ServingStats:
     """Accumulators of one API process, or the sums of several. Every ``on_*`` runs on one event loop, without a lock.
 
     cells: where they live; default: this process alone. What is in there already goes on from where it stands. ranks:
-    rank -> accumulators. finished, rejected: by reason. prompt_lengths: tokens of accepted prompts.
+    rank -> accumulators. finished, rejected: by reason. moves, move_failures: sequences that lost their engine and went
+    to another, by what took it from them; and those that did not get there, by why. prompt_lengths: tokens of accepted
+    prompts.
     """
 
     def __init__(self, cells: Cells | None = None) -> None:
@@ -116,6 +121,8 @@ class ServingStats:
         self.ranks: dict[int, RankStats] = _Ranks(cells)
         self.finished = LabelCounts(cells, "finished", FINISH_REASONS)
         self.rejected = LabelCounts(cells, "rejected")
+        self.moves = LabelCounts(cells, "moves", MOVE_REASONS)
+        self.move_failures = LabelCounts(cells, "move_failures", MOVE_FAILURES)
         self.prompt_lengths = _histogram(cells, "prompt_lengths", PROMPT_BOUNDS_TOKENS)
 
     def on_accepted(self, num_prompt_tokens: int) -> None:

@@ -34,6 +34,7 @@ from orchestrator.api.auth import Guard, KeyRing
 from orchestrator.api.catch_up import any_is_loading, wait_reaches_all
 from orchestrator.api.config import ApiSpec
 from orchestrator.api.generation import GenerationApp
+from orchestrator.api.move_meter import MoveMeter
 from orchestrator.api.open_requests import OpenRequests
 from orchestrator.control.client import ControlClient
 from orchestrator.control.messages import AbortRequests
@@ -62,6 +63,7 @@ class ApiServer:
         self._client = DPLBAsyncMPClient(spec.client, RankTotals(self._stats.totals_record))
         self._llm = AsyncLLM(self._client, tokenizer, stats)
         self._admission = Admission(spec.max_pending_requests, self._stats.row, self._stats.siblings)
+        self._move_meter = MoveMeter(stats)
         self._lag = LoopLag(asyncio.get_running_loop(), self._beat)
         self._open_requests = OpenRequests()
         self._control = ControlClient(client_id, spec.control_endpoint, {AbortRequests: self._abort_requests})
@@ -184,7 +186,14 @@ class ApiServer:
         return Acceptor(listener, make_protocol, self._stats.row, self._stats.siblings)
 
     def _beat(self) -> None:
-        self._stats.on_beat(self._lag.worst_s(), self._client.snapshot_age_s(), self._client.engine_views())
+        statistics = self._client.statistics()
+        self._move_meter.update(statistics)
+        self._stats.on_beat(
+            self._lag.worst_s(),
+            self._client.snapshot_age_s(),
+            self._client.engine_views(),
+            statistics["waiting_to_move"],
+        )
 
     def _read_stats(self) -> DeploymentReading:
         self._beat()

@@ -6,7 +6,7 @@ import pytest
 
 from engine.wire.errors import InvalidRequestError, OverloadedError, UtilityError
 from engine.wire.ids import EngineId
-from engine.wire.messages import AbortRequest, ClusterSettings, FinishReason, Seat, SeatState, Suspect
+from engine.wire.messages import AbortRequest, ClusterSettings, EngineCoreOutput, FinishReason, Seat, SeatState, Suspect
 from tests.contract.puppets import eventually, make_output, make_request, puppet_client
 
 E0, E1 = EngineId(0, 1), EngineId(1, 1)
@@ -162,3 +162,26 @@ async def test_lost_output_frames_resume_what_they_may_have_spoken_of_and_nothin
         ]
         statistics = client.statistics()
         assert (statistics["in_flight"], statistics["moves_gap"], statistics["unexpected_outputs"]) == (0, 1, 1)
+
+
+@pytest.mark.parametrize("token_between", [False, True])
+async def test_two_deaths_that_hit_the_same_stream_before_or_after_its_first_new_token(token_between: bool) -> None:
+    async with puppet_client(3) as (client, _, (first, second, third)):
+        request = make_request(client)
+        await client.add_request_async(request)
+        await first.next_message()
+        first.say(make_output(request, None, 5), dead="killed")
+        resumed = await second.next_message()
+        assert resumed.output_token_ids == [5]
+        if token_between:
+            second.say(make_output(request, None, 6, at=1))
+        second.say(dead="killed too")
+        resumed = await third.next_message()
+        assert resumed.output_token_ids == ([5, 6] if token_between else [5])
+        rest = [7] if token_between else [6, 7]
+        third.say(make_output(request, FinishReason.LENGTH, *rest, at=len(resumed.output_token_ids)))
+        outputs: list[EngineCoreOutput] = []
+        while not outputs or outputs[-1].finish_reason is None:
+            outputs += (await client.get_output_async()).outputs
+        assert [token for output in outputs for token in output.new_token_ids] == [5, 6, 7]
+        assert client.statistics()["moves_death"] == 2
