@@ -174,6 +174,10 @@ class EngineWatch:
             deadlines += [life.moved_at + limits.stall_s, life.moved_at + limits.hang_s]
         return deadlines
 
+    def _restart_stalls(self, now: float) -> None:
+        for life in self._lives.values():
+            life.moved_at = now
+
     def _forgive_own_absence(self, now: float) -> None:
         """Take the time in which this process itself stood still out of everybody's account."""
         judged_at, self._judged_at = self._judged_at, now
