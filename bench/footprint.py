@@ -6,11 +6,8 @@ ones of a bare Ray that stands idle at the same time, and the supervisor, which 
 
 import argparse
 import contextlib
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,11 +17,10 @@ from pathlib import Path
 import psutil
 
 from bench.report import Row, finish, parse_arguments
-from orchestrator.run_dir import live_runs
+from bench.served import served, short_folder
 
 NUM_RANKS = 4
 
-_START_S = 120.0
 _SETTLE_S = 3.0  # what the start has left to do is not idling
 _MIB = 1024 * 1024
 
@@ -52,7 +48,13 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=20.0, help="how long to look (default: 20)")
     options = parse_arguments(__doc__ or "", parser)
-    with _short_folder() as first, _short_folder() as second, _bare_ray(first) as bare, _deployment(second) as shoal:
+    with (
+        short_folder() as first,
+        short_folder() as second,
+        _bare_ray(first) as bare,
+        served(second, "--engine=sim", f"--data-parallel-size={NUM_RANKS}", "--log-level=warning") as ours_served,
+    ):
+        shoal = ours_served.process
         time.sleep(_SETTLE_S)
         before = _cpu_seconds(shoal, _SHOAL_KINDS), _cpu_seconds(bare, _BARE_KINDS)
         started_at = time.monotonic()
@@ -78,15 +80,6 @@ def _rows(ours: dict[str, Usage], reference: dict[str, Usage]) -> list[Row]:
 
 
 @contextlib.contextmanager
-def _short_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="st", dir="/tmp"))  # Ray's socket paths leave no room for a long one
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
 def _bare_ray(folder: Path) -> Iterator[psutil.Process]:
     command = [sys.executable, "-m", "bench.empty_actors", str(folder), str(NUM_RANKS)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -95,26 +88,6 @@ def _bare_ray(folder: Path) -> Iterator[psutil.Process]:
             raise SystemExit("the bare Ray did not start")
         yield psutil.Process(process.pid)
         process.communicate()
-
-
-@contextlib.contextmanager
-def _deployment(folder: Path) -> Iterator[psutil.Process]:
-    shoal = Path(sys.executable).with_name("shoal")
-    options = ["--engine=sim", f"--data-parallel-size={NUM_RANKS}", "--port=0", "--log-level=warning"]
-    with subprocess.Popen([shoal, "serve", *options, f"--run-dir={folder}"], stdout=subprocess.DEVNULL) as process:
-        try:
-            _wait_ready(process, folder)
-            yield psutil.Process(process.pid)
-        finally:
-            process.send_signal(signal.SIGTERM)
-
-
-def _wait_ready(process: "subprocess.Popen[bytes]", folder: Path) -> None:
-    deadline = time.monotonic() + _START_S
-    while not any(live_runs(folder)):
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit("the deployment did not start")
-        time.sleep(0.1)
 
 
 def _by_kind(top: psutil.Process, kinds: dict[str, str]) -> dict[str, list[psutil.Process]]:
