@@ -24,7 +24,7 @@ from engine.wire.messages import (
     UtilityOutput,
     UtilityRequest,
 )
-from engine.wire.sockets import AsyncReceiver
+from engine.wire.sockets import AsyncReceiver, Frames
 
 _log = logging.getLogger(__name__)
 
@@ -205,15 +205,19 @@ class AsyncMPClient(MPClient):
     def _on_arrivals(self) -> None:
         for arrival in self._arrivals.drain():
             if isinstance(arrival, list):
-                outputs = self._decode_outputs(arrival)
-                if outputs is not None:
-                    self._on_outputs(outputs)
+                self._on_output_frames(arrival)
             elif isinstance(arrival, Handshake):
-                self._on_request_frames(arrival.frames)
+                for early in self._on_request_frames(arrival.frames):
+                    self._on_output_frames(early)
             else:
                 self._on_gone(arrival.engine_id, arrival.reason)
         if len(self._answers.outputs) >= MAX_QUEUED_OUTPUTS:
             self._pause_outputs()
+
+    def _on_output_frames(self, frames: Frames) -> None:
+        outputs = self._decode_outputs(frames)
+        if outputs is not None:
+            self._on_outputs(outputs)
 
     def _on_outputs(self, outputs: EngineCoreOutputs) -> None:
         if outputs.utility_output is not None:

@@ -144,8 +144,9 @@ class DPAsyncMPClient(AsyncMPClient):
 
     def _is_leaving(self, engine_id: EngineId) -> bool:
         seat = self._seats.get(engine_id.rank)
-        leaving = seat is not None and seat.engine_id == engine_id and seat.state is SeatState.LEAVING
-        return leaving or engine_id in self._dismissed
+        if seat is not None and seat.engine_id == engine_id and (seat.state is SeatState.LEAVING or seat.is_draining):
+            return True
+        return engine_id in self._dismissed
 
     def _on_load_snapshot(self, snapshot: LoadSnapshot) -> None:
         now = time.monotonic()

@@ -140,6 +140,10 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
         super()._on_group_state(state)
         self._dispatcher.num_clients = self.num_clients
         self._dispatcher.refresh()
+        for seat in state.seats:
+            line = self._lines.get(seat.engine_id)
+            if line is not None and seat.is_vacating:
+                self._dispatcher.move_from(line, f"engine {seat.engine_id} is leaving")
         self._send_on()
 
     def _on_heartbeat(self, now: float) -> None:

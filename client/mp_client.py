@@ -23,6 +23,10 @@ _log = logging.getLogger(__name__)
 
 MAX_REMEMBERED_ENGINES = 1024
 
+MAX_EARLY_ENGINES = 64
+MAX_EARLY_FRAMES = 8
+"""Outputs that are kept until the handshake comes which they overtook: what an engine says before it was asked."""
+
 
 class MPClient(EngineCoreClient):
     """Knows which engines have shaken hands and which are gone; turns frames into messages and messages into frames.
@@ -44,6 +48,7 @@ class MPClient(EngineCoreClient):
             raise
         self._lines: dict[EngineId, EngineLine] = {}
         self._gone: dict[EngineId, str] = {}
+        self._early_outputs: dict[EngineId, list[Frames]] = {}
         self._refused: dict[EngineId, str] = {}
         self._utility_calls = UtilityCalls()
         self._drops = Drops()
@@ -83,6 +88,7 @@ class MPClient(EngineCoreClient):
             "engines": len(self._lines),
             "unapplied_messages": sum(line.num_unapplied for line in self._lines.values()),
             "utility_calls": len(self._utility_calls),
+            "early_outputs": sum(map(len, self._early_outputs.values())),
             "refused_peers": self._resources.num_refused_peers,
             **self._sender.tracked.statistics(),
         }
@@ -96,19 +102,23 @@ class MPClient(EngineCoreClient):
 
     # --- what arrives on the request line ---
 
-    def _on_request_frames(self, frames: Frames) -> None:
-        """Take what an engine said on the request line: its handshake, or nothing of ours."""
+    def _on_request_frames(self, frames: Frames) -> list[Frames]:
+        """Take what an engine said on the request line: its handshake, or nothing of ours.
+
+        Returns its outputs that had overtaken the handshake.
+        """
         sender = EngineId.from_identity(bytes(frames[0]))
         peer = frames[0].hex() if sender is None else str(sender)
         try:
             ready = self._ready_decoder.decode_frames(frames[1:])
         except MalformedMessageError as error:
             self._drops.drop("malformed_handshakes", peer, str(error))
-            return
+            return []
         if sender is None or ready.engine_id != sender:
             self._drops.drop("malformed_handshakes", peer, "the routing id is not the engine's")
-        else:
-            self._on_ready(ready)
+            return []
+        self._on_ready(ready)
+        return self._early_outputs.pop(sender, [])
 
     def _on_ready(self, ready: EngineReady) -> None:
         engine_id = ready.engine_id
@@ -170,6 +180,7 @@ class MPClient(EngineCoreClient):
             self._close_line(line, reason)
 
     def _remember_gone(self, engine_id: EngineId, reason: str) -> None:
+        self._early_outputs.pop(engine_id, None)
         self._refused.pop(engine_id, None)
         _remember(self._gone, engine_id, reason)
 
@@ -188,7 +199,7 @@ class MPClient(EngineCoreClient):
             self._drops.drop("misdirected_outputs", str(outputs.engine_id))
             return None
         if line is None:
-            self._on_outputs_of_a_stranger(outputs)
+            self._on_outputs_of_a_stranger(outputs, frames)
             return None
         missing = line.on_out_seq(outputs.out_seq)
         if missing:
@@ -204,12 +215,23 @@ class MPClient(EngineCoreClient):
         """
         self._utility_calls.fail_engine(line.engine_id, "outputs were lost on their way, the answer perhaps with them")
 
-    def _on_outputs_of_a_stranger(self, outputs: EngineCoreOutputs) -> None:
-        """Last words may overtake the handshake, which travels on another socket; they must not be lost."""
+    def _on_outputs_of_a_stranger(self, outputs: EngineCoreOutputs, frames: Frames) -> None:
+        """Keep what overtook the handshake, which travels on another socket; last words count at once."""
+        engine_id = outputs.engine_id
         if outputs.dead is not None:
-            self._on_gone(outputs.engine_id, outputs.dead)
-        else:
-            self._drops.drop("stale_outputs", str(outputs.engine_id))
+            self._on_gone(engine_id, outputs.dead)
+        elif engine_id in self._gone or self._has_newer(engine_id) or not self._keep_early(engine_id, frames):
+            self._drops.drop("stale_outputs", str(engine_id))
+
+    def _keep_early(self, engine_id: EngineId, frames: Frames) -> bool:
+        early = self._early_outputs
+        if engine_id not in early and len(early) >= MAX_EARLY_ENGINES:
+            return False
+        kept = early.setdefault(engine_id, [])
+        if len(kept) >= MAX_EARLY_FRAMES:
+            return False
+        kept.append(frames)
+        return True
 
 
 def _remember(reasons: dict[EngineId, str], engine_id: EngineId, reason: str) -> None:

@@ -111,6 +111,7 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     security: keys of lines between hosts, without the servers' secret; None leaves all lines plain.
     settings: what the operator wants at the start; newer ones come with the group's state.
     lockstep_host: address at which the other members of a lockstep group reach this process.
+    is_joining: the deployment serves already, and grows by this engine.
     """
 
     engine_id: EngineId
@@ -124,3 +125,4 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     security: WireSecurity | None = None
     settings: ClusterSettings = ClusterSettings()
     lockstep_host: str = "127.0.0.1"
+    is_joining: bool = False

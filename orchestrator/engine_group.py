@@ -2,15 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from engine.config import EngineSpec
 from engine.wire.curve import WireSecurity
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import ClusterSettings, EngineReport, GroupState
 from orchestrator.coordinator_keeper import BoundEndpoints
+from orchestrator.events import EventKind, EventLog
 from orchestrator.group_line import GroupLine
 from orchestrator.launch.host import EngineExit, EngineHandle, EngineHost
 from orchestrator.launch.waits import wait_all
@@ -30,7 +33,8 @@ class EngineGroup:
     """Holds the seats, the host that runs their engines and the line on which they are published.
 
     seats: written only here, on the event loop. on_death: called once per engine whose process ended, with its seat,
-    whatever the reason; not called any more once ``stop`` has begun.
+    whatever the reason; not for seats that come or go with their engine, and not any more once ``stop`` has begun.
+    events: where it is noted what happens to the ranks. group_state: the newest that was heard.
 
     A seat is filled again only after its host confirmed the end of the engine before: one device holds one engine.
     """
@@ -42,8 +46,11 @@ class EngineGroup:
         host: EngineHost,
         progress: StartProgress,
         on_death: Callable[[SeatStatus], None],
+        events: EventLog | None = None,
     ) -> None:
         self.seats = SeatTable([EngineId(rank, 1) for rank in range(num_ranks)], rule)
+        self.events = EventLog() if events is None else events
+        self.group_state: GroupState | None = None
         self._host = host
         self._progress = progress
         self._on_death = on_death
@@ -93,19 +100,90 @@ class EngineGroup:
 
     def on_group_state(self, state: GroupState) -> None:
         """Take a newer state of the group: say who is suspect, and end what hangs."""
+        self.group_state = state
         if self._is_stopping or not self.seats.refills:
             return
         news, hung = self.seats.on_suspects(state.suspects)
         for seat in news:
             if seat.suspect is not None:
                 _LOG.warning("%s gets no new requests: %s", seat.name, seat.suspect.reason)
+                self._note(EventKind.RANK_SUSPECT, seat, reason=seat.suspect.reason)
             else:
                 _LOG.info("%s is heard and makes progress again", seat.name)
+                self._note(EventKind.RANK_RECOVERED, seat)
         for seat in self.seats:
             self._give_up_if_lost(seat)
         for seat in hung:
             _LOG.error("%s is hung: %s; killing it", seat.name, seat.hung)
+            self._note(EventKind.RANK_HUNG, seat, reason=seat.hung)
             self._host.kill(seat.engine_id)
+
+    # --- what a scale operation orders -------------------------------------------------------------------------------
+
+    def open_seat(self, rank: int) -> None:
+        """Start an engine for a new rank. Should it end, the seat stays empty until it is closed or kept."""
+        seat = self.seats.open(rank)
+        self._note(EventKind.RANK_JOINING, seat)
+        self._publish()
+        self._listen_as_needed()
+        self._begin_filling(rank, self._fill_or_say_why(seat))
+
+    def cordon(self, rank: int) -> None:
+        """Let a rank get nothing new, and its seat stay empty should its engine end."""
+        seat = self._seat(rank)
+        seat.is_draining = True
+        if seat.refill_in_s is not None:
+            self._refills[rank].cancel()
+            seat.refill_in_s = None
+        self._publish()
+        self._listen_as_needed()
+
+    def vacate(self, rank: int) -> None:
+        """Let everything a rank has go on elsewhere."""
+        self._seat(rank).is_vacating = True
+        self._publish()
+
+    def leave(self, rank: int) -> None:
+        """Let the group go on without a rank."""
+        self._seat(rank).is_leaving = True
+        self._publish()
+
+    def dismiss(self, rank: int) -> None:
+        """Ask the engine of a rank to end."""
+        self._seat(rank).dismissed = True
+        self._publish()
+
+    def kill(self, rank: int) -> None:
+        """End the engine of a rank at once, also while it is being started."""
+        seat = self._seat(rank)
+        handle = self._handles.get(rank)
+        if handle is not None and handle.engine_id == seat.engine_id:
+            self._host.kill(seat.engine_id)
+        elif seat.exit is None:
+            self._refills[rank].cancel()
+            self._on_end(seat.engine_id, EngineExit(None, "given up while it was started"))
+
+    def keep_seat(self, rank: int) -> None:
+        """Make the seat of a rank like any other, and fill it again if its engine ended meanwhile."""
+        pause_s = self.seats.keep(rank, asyncio.get_running_loop().time())
+        self._publish()
+        self._listen_as_needed()
+        if pause_s is not None:
+            self._order_refill(rank, pause_s)
+
+    def close_seat(self, rank: int) -> None:
+        """Remove the seat of a rank whose engine has ended, if it has one."""
+        seat = self.seats.at(rank)
+        if seat is None:
+            return
+        self.seats.close(rank)
+        self._handles.pop(rank, None)
+        self._refills.pop(rank, None)
+        self._note(EventKind.RANK_LEFT, seat, reason=seat.end_reason)
+        self._publish()
+        self._listen_as_needed()
+
+    # --- the end of the deployment ------------------------------------------------------------------------------------
 
     async def stop(self, hurry: "asyncio.Future[Any]") -> list[str]:
         """Dismiss the engines that serve, kill those that do not leave, and return one line for each of these.
@@ -127,7 +205,8 @@ class EngineGroup:
 
     async def _fill(self, seat: SeatStatus) -> None:
         assert self._make_spec is not None
-        handle = await self._host.start(self._make_spec(seat.engine_id))
+        spec = msgspec.structs.replace(self._make_spec(seat.engine_id), is_joining=seat.is_joining)
+        handle = await self._host.start(spec)
         self._handles[seat.engine_id.rank] = handle
         handle.exited.add_done_callback(partial(self._on_exit, seat.engine_id))
         handle.out_of_reach.add_done_callback(lambda _: self._on_out_of_reach(seat))
@@ -135,8 +214,12 @@ class EngineGroup:
     async def _refill(self, rank: int, pause_s: float) -> None:
         await asyncio.sleep(pause_s)
         seat = self.seats.refill(rank)
+        self._note(EventKind.RANK_REFILL, seat)
         self._publish()
         self._listen_as_needed()
+        await self._fill_or_say_why(seat)
+
+    async def _fill_or_say_why(self, seat: SeatStatus) -> None:
         try:
             await self._fill(seat)
         except Exception as error:  # noqa: BLE001 - whatever a host raises, the seat is not filled and says why
@@ -171,6 +254,7 @@ class EngineGroup:
             return
         self._progress.show(seat)
         if seat.is_ready:
+            self._note(EventKind.RANK_READY, seat)
             self._publish()
             self._listen_as_needed()
         if self.seats.all_ready:
@@ -201,12 +285,28 @@ class EngineGroup:
             return
         self._publish()
         self._listen_as_needed()
+        if not seat.dismissed:
+            self._note(EventKind.RANK_DEAD, seat, reason=seat.end_reason, refill_in_s=seat.refill_in_s)
+        if seat.is_temporary:
+            _LOG.info("%s has ended: %s", seat.name, seat.end_reason)
+            return
         self._on_death(seat)
         if seat.refill_in_s is not None:
             self._order_refill(engine_id.rank, seat.refill_in_s)
 
     def _order_refill(self, rank: int, pause_s: float) -> None:
-        task = asyncio.create_task(self._refill(rank, pause_s), name=f"refill the seat of rank {rank}")
+        self._begin_filling(rank, self._refill(rank, pause_s))
+
+    def _seat(self, rank: int) -> SeatStatus:
+        seat = self.seats.at(rank)
+        assert seat is not None, "orders are for ranks that have a seat"
+        return seat
+
+    def _note(self, kind: EventKind, seat: SeatStatus, **facts: Any) -> None:
+        self.events.add(kind, rank=seat.engine_id.rank, engine_id=str(seat.engine_id), **facts)
+
+    def _begin_filling(self, rank: int, filling: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(filling, name=f"fill the seat of rank {rank}")
         self._refills[rank] = task
         task.add_done_callback(_log_failure)
 

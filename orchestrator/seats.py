@@ -5,7 +5,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import ClusterSettings, EnginePhase, EngineReport, Seat, SeatState, SupervisorReport, Suspect
+from engine.wire.messages import (
+    ClusterSettings,
+    EnginePhase,
+    EngineReport,
+    Load,
+    Seat,
+    SeatState,
+    SupervisorReport,
+    Suspect,
+)
 from orchestrator.launch.host import EngineExit
 from orchestrator.restarts import RestartRule, Restarts
 
@@ -30,6 +39,7 @@ class SeatStatus:
     report: the engine's newest. exit: set once, when its host confirmed the end; refill_in_s: set with it, the pause
     before the next engine, None when there will be none. suspect: what the coordinator says of it. hung: why it was
     killed by us.
+    is_joining, is_draining, is_vacating, is_leaving: where a scale operation has brought it.
     """
 
     engine_id: EngineId
@@ -40,6 +50,26 @@ class SeatStatus:
     dismissed: bool = False
     suspect: Suspect | None = None
     hung: str = ""
+    is_joining: bool = False
+    is_draining: bool = False
+    is_vacating: bool = False
+    is_leaving: bool = False
+
+    @property
+    def is_temporary(self) -> bool:
+        """Tell whether the seat may go with its engine: it is not filled again by itself."""
+        return self.is_joining or self.is_draining or self.is_leaving or self.dismissed
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether the engine takes nothing new and has nothing left."""
+        return self.report is not None and self.report.is_draining and self.num_sequences == 0
+
+    @property
+    def num_sequences(self) -> int:
+        """Return how many sequences the engine has, as it said last."""
+        load = self.report.load if self.report is not None else Load()
+        return load.num_queued + load.num_waiting + load.num_running
 
     @property
     def is_ready(self) -> bool:
@@ -56,7 +86,7 @@ class SeatStatus:
         """Return the state as it is published."""
         if self.exit is not None:
             return SeatState.DEAD
-        if self.dismissed:
+        if self.dismissed or self.is_leaving:
             return SeatState.LEAVING
         return SeatState.ALIVE if self.is_ready else SeatState.STARTING
 
@@ -104,12 +134,18 @@ class SeatTable:
 
     def __init__(self, engine_ids: Sequence[EngineId], rule: RestartRule) -> None:
         self.refills = False
+        self._rule = rule
         self.gone_clients: dict[int, ClientId] = {}
         self.settings = ClusterSettings()
+        self._closed: dict[int, SeatStatus] = {}
         self._seats = {engine_id.rank: SeatStatus(engine_id, SeatHistory(Restarts(rule))) for engine_id in engine_ids}
 
     def __iter__(self) -> Iterator[SeatStatus]:
         return iter(self._seats.values())
+
+    def at(self, rank: int) -> SeatStatus | None:
+        """Return the seat of a rank, None when there is none."""
+        return self._seats.get(rank)
 
     def of(self, engine_id: EngineId) -> SeatStatus | None:
         """Return the seat in which this engine sits, or None when it never did or does not any more."""
@@ -133,8 +169,9 @@ class SeatTable:
         if seat.hung:
             end = replace(end, reason=f"hung: {seat.hung}, killed", was_hung=True)
         seat.exit = end
-        seat.history.last_reason = end.reason
-        seat.refill_in_s = seat.history.restarts.on_end(now) if self.refills else None
+        if not seat.dismissed:
+            seat.history.last_reason = end.reason
+        seat.refill_in_s = seat.history.restarts.on_end(now) if self.refills and not seat.is_temporary else None
         return seat
 
     def on_suspects(self, suspects: Sequence[Suspect]) -> tuple[list[SeatStatus], list[SeatStatus]]:
@@ -165,6 +202,33 @@ class SeatTable:
         self._seats[rank] = SeatStatus(engine_id, old.history)
         return self._seats[rank]
 
+    def open(self, rank: int) -> SeatStatus:
+        """Add a seat that is not filled again by itself. One that was closed goes on under its next incarnation."""
+        assert rank not in self._seats
+        closed = self._closed.pop(rank, None)
+        if closed is None:
+            seat = SeatStatus(EngineId(rank, 1), SeatHistory(Restarts(self._rule)), is_joining=True)
+        else:
+            engine_id = EngineId(rank, closed.engine_id.incarnation + 1)
+            seat = SeatStatus(engine_id, closed.history, is_joining=True)
+        self._seats[rank] = seat
+        return seat
+
+    def close(self, rank: int) -> None:
+        """Remove a seat whose engine has ended. What it has counted, and which engines it had, is remembered."""
+        seat = self._seats.pop(rank)
+        assert seat.exit is not None
+        self._closed[rank] = seat
+
+    def keep(self, rank: int, now: float) -> float | None:
+        """Make a seat like any other; return the pause before it is filled again if its engine ended meanwhile."""
+        seat = self._seats[rank]
+        seat.is_joining = seat.is_draining = seat.is_vacating = seat.is_leaving = False
+        if seat.exit is not None and seat.refill_in_s is None and self.refills:
+            seat.refill_in_s = seat.history.restarts.on_end(now)
+            return seat.refill_in_s
+        return None
+
     def dismiss(self) -> None:
         """Ask every engine to leave."""
         for seat in self._seats.values():
@@ -177,8 +241,8 @@ class SeatTable:
 
     @property
     def is_settled(self) -> bool:
-        """Tell whether no engine is loading: each serves or is dead."""
-        return all(seat.is_ready or seat.exit is not None for seat in self._seats.values())
+        """Tell whether there is nothing to see: each engine serves or is dead, and none comes or goes."""
+        return all((seat.is_ready or seat.exit is not None) and not seat.is_temporary for seat in self)
 
     @property
     def all_lost(self) -> bool:
@@ -209,5 +273,7 @@ def _to_wire(seat: SeatStatus) -> Seat:
         reason=seat.end_reason,
         node=seat.report.node if seat.report is not None else "",
         restarts=dict(seat.history.refills),
+        is_draining=seat.is_draining,
+        is_vacating=seat.is_vacating,
         last_reason=seat.history.last_reason,
     )

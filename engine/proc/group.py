@@ -14,7 +14,8 @@ class GroupView:
         self.epoch = 0
         self.max_epoch_seen = 0
         self.is_dismissed = False
-        self.is_leaving = False
+        self.is_draining = False
+        self.is_member = False
         self.settings = ClusterSettings()
 
     def update(self, state: GroupState) -> bool:
@@ -29,7 +30,8 @@ class GroupView:
         self.max_epoch_seen = max(self.max_epoch_seen, self.epoch, proposed)
         seat = next((seat for seat in state.seats if seat.engine_id.rank == self._engine_id.rank), None)
         self.is_dismissed = self._engine_id in state.dismissed or self._has_lost_its_seat(seat)
-        self.is_leaving = seat is not None and seat.engine_id == self._engine_id and seat.state is SeatState.LEAVING
+        self.is_draining = seat is not None and seat.engine_id == self._engine_id and _is_draining(seat)
+        self.is_member = self._engine_id in state.committed.members
         self.settings = state.settings
         return True
 
@@ -40,3 +42,7 @@ class GroupView:
         if seat.engine_id == self._engine_id:
             return seat.state is SeatState.DEAD
         return seat.engine_id.incarnation > self._engine_id.incarnation
+
+
+def _is_draining(seat: Seat) -> bool:
+    return seat.state is SeatState.LEAVING or seat.is_draining or seat.is_vacating

@@ -4,7 +4,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import zmq
@@ -20,7 +20,7 @@ from engine.wire.curve import WireSecurity
 from engine.wire.drops import Drops
 from engine.wire.errors import AddressError, MalformedMessageError
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import GROUP_TOPIC, ClientInfo, EngineReady, GroupState
+from engine.wire.messages import GROUP_TOPIC, ClientInfo, EEPNotification, EngineReady, GroupState
 from engine.wire.sockets import Frames, connect, make_socket, receive_nowait, send_nowait
 
 _MAX_MESSAGES_PER_TURN = 64
@@ -80,9 +80,9 @@ class InputThread:
         """Start the thread; reports flow from here on."""
         self._thread.start()
 
-    def announce(self, ready: EngineReady) -> None:
-        """Open a line to every listed client, with ``ready`` as its first message."""
-        self._mailbox.post(self._announce, ready)
+    def announce(self, ready: EngineReady, notices: Sequence[EEPNotification] = ()) -> None:
+        """Open a line to every listed client, with ``ready`` as its first message. notices: told to these clients."""
+        self._mailbox.post(self._announce, ready, notices)
 
     def finish(self) -> None:
         """Send a last report, close every socket and end the thread."""
@@ -143,9 +143,11 @@ class InputThread:
     def _finish(self) -> None:
         self._is_finished = True
 
-    def _announce(self, ready: EngineReady) -> None:
+    def _announce(self, ready: EngineReady, notices: Sequence[EEPNotification]) -> None:
         self._ready = ready
         self._follow_clients()
+        for notice in notices:
+            self._output.put_notice(notice, self._shared.next_report_seq)
 
     def _on_state(self, frames: Frames) -> None:
         try:
@@ -156,13 +158,16 @@ class InputThread:
         if not isinstance(state, GroupState):
             self._drops.drop("no group state", "the coordinator")
             return
+        epoch, was_member = self._group.epoch, self._group.is_member
         if self._group.update(state):
-            self._shared.is_leaving = self._group.is_leaving
+            self._shared.see_draining(is_draining=self._group.is_draining)
             self._shared.see_settings(self._group.settings)
             self.on_group_state(state)
             if self._group.is_dismissed:
                 self._shared.request_stop("dismissed")
             self._follow_clients()
+            if was_member and self._group.is_member and self._group.epoch != epoch:
+                self._output.put_notice(EEPNotification.RECONFIGURE_FINISHED, self._shared.next_report_seq)
 
     def _adopt_epoch(self, _state: GroupState) -> None:
         """Note the membership: an independent rank has nothing to switch, and adopts an epoch on sight."""

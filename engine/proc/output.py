@@ -17,7 +17,13 @@ from engine.wire.codec import FrameEncoder
 from engine.wire.curve import WireSecurity
 from engine.wire.errors import AddressError
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, UtilityOutput
+from engine.wire.messages import (
+    EEP_NOTIFICATION_CALL_ID,
+    EEPNotification,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    UtilityOutput,
+)
 from engine.wire.sockets import SendOutcome, connect, make_socket
 from engine.wire.tracked import TrackedSends
 
@@ -102,6 +108,10 @@ class OutputThread:
         """Send the answer of a utility call."""
         self._mailbox.post(self._put_utility, client_id, output, report_seq)
 
+    def put_notice(self, notice: EEPNotification, report_seq: int) -> None:
+        """Tell every client of an elastic change."""
+        self._mailbox.post(self._put_notice, UtilityOutput(EEP_NOTIFICATION_CALL_ID, notice.value), report_seq)
+
     def put_last_words(self, reason: str) -> None:
         """Tell every client that the engine died."""
         self._mailbox.post(self._put_last_words, reason)
@@ -174,6 +184,10 @@ class OutputThread:
     def _put_utility(self, client_id: ClientId, output: UtilityOutput, report_seq: int) -> None:
         line = self._lines.get(client_id)
         if line is not None:
+            line.outbox.add_utility(output, report_seq)
+
+    def _put_notice(self, output: UtilityOutput, report_seq: int) -> None:
+        for line in self._lines.values():
             line.outbox.add_utility(output, report_seq)
 
     def _put_last_words(self, reason: str) -> None:

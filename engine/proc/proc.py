@@ -21,6 +21,7 @@ from engine.wire.messages import (
     AbortRequest,
     AddRequest,
     ClusterSettings,
+    EEPNotification,
     EngineCoreOutput,
     EngineReady,
     FinishReason,
@@ -31,6 +32,8 @@ from engine.wire.process import set_log_level
 
 FLUSH_S = 2.0
 """Time the clients have to take the last outputs of an engine that ends."""
+
+_JOINED = (EEPNotification.NEW_CORE_ENGINES_INIT_READY, EEPNotification.NEW_CORE_ENGINES_WEIGHTS_INIT_READY)
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +110,7 @@ class EngineCoreProc:
 
     def _begin(self, core: EngineCore) -> None:
         """Let requests come."""
-        self._input.announce(self._describe(core))
+        self._input.announce(self._describe(core), _JOINED if self._spec.is_joining else ())
 
     def _loop(self, core: EngineCore) -> None:
         while (intake := self._shared.take(self._gate.has_work)) is not None:
@@ -196,6 +199,7 @@ class EngineCoreProc:
         core.give_back_all()
         self._admit(core, self._shared.take_rest())
         self._flush(core)
+        self._output.put_notice(EEPNotification.SHUTDOWN_COMPLETE, self._shared.next_report_seq)
 
     def _close(self) -> None:
         """Flush outputs, send the last report, and leave no thread and no socket behind."""

@@ -67,7 +67,7 @@ class SharedState:
         self._member_phase: EnginePhase | None = None  # of a lockstep rank: it may have work and yet not step
         self._applied: dict[ClientId, int] = {}
         self.count_collectives: Callable[[], int] = lambda: 0  # a lockstep rank's; asked also while a step hangs
-        self.is_leaving = False  # written by the input thread, read by the loop
+        self._is_draining = False
         self._report = EngineReport(
             engine_id, 0, 0, 0, 0, 0, EnginePhase.LOADING, 0, False, {}, self._core_load, node=node, pid=os.getpid()
         )
@@ -87,7 +87,7 @@ class SharedState:
     @property
     def turns_away(self) -> bool:
         """Tell whether new requests are to go to another engine."""
-        return self.is_leaving or self._stop_reason is not None
+        return self._is_draining or self._stop_reason is not None
 
     @property
     def next_report_seq(self) -> int:
@@ -143,6 +143,13 @@ class SharedState:
             self._is_woken = True
             self._work.notify_all()
 
+    def see_draining(self, *, is_draining: bool) -> None:
+        """Turn away what the loop has not taken yet and what still comes; or take it again."""
+        with self._lock:
+            if is_draining != self._is_draining:
+                self._is_draining = is_draining
+                self._mark_changed()
+
     def see_settings(self, settings: ClusterSettings) -> None:
         """Let the loop apply settings that are newer than all before."""
         with self._lock:
@@ -175,6 +182,7 @@ class SharedState:
                 coll_seq=self.count_collectives(),
                 settings_seq=self._standing.settings_seq,
                 is_sleeping=self._standing.is_sleeping,
+                is_draining=self._is_draining,
             )
             return self._report
 

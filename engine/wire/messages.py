@@ -7,7 +7,7 @@ test compares it. The meaning of each field is agreed in the protocol; section n
 Durations travel between hosts, never wall-clock times. All ``*_s`` are seconds, all ``num_*`` are counts.
 """
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any
 
 from msgspec import Struct
@@ -27,6 +27,15 @@ from engine.wire.tensors import Tensor
 
 EEP_NOTIFICATION_CALL_ID = -1
 """Utility call id on which elastic expert-parallel notifications travel; no call ever draws it."""
+
+
+class EEPNotification(StrEnum):
+    """What an engine tells its clients of an elastic change, as the result of a ``UtilityOutput``; for observers."""
+
+    NEW_CORE_ENGINES_INIT_READY = "NEW_CORE_ENGINES_INIT_READY"  # the engine joins a running deployment
+    NEW_CORE_ENGINES_WEIGHTS_INIT_READY = "NEW_CORE_ENGINES_WEIGHTS_INIT_READY"  # and has its weights
+    RECONFIGURE_FINISHED = "RECONFIGURE_FINISHED"  # it is a member of another group than before
+    SHUTDOWN_COMPLETE = "SHUTDOWN_COMPLETE"  # it was asked to leave, and sends nothing more
 
 
 # --- client -> engine: the request line (section 1) -----------------------------------------------------------------
@@ -224,6 +233,7 @@ class EngineReport(Struct, array_like=True, frozen=True, tag=1):
         run any more.
     is_sleeping: weights and cache are off the device.
     member: what only a rank of a lockstep group has to say; None for an independent one.
+    is_draining: it takes nothing new, and ``load`` counts all that it still has.
     """
 
     engine_id: EngineId
@@ -246,6 +256,7 @@ class EngineReport(Struct, array_like=True, frozen=True, tag=1):
     settings_seq: int = 0
     is_sleeping: bool = False
     member: MemberStatus | None = None
+    is_draining: bool = False
 
 
 class ClientInfo(Struct, array_like=True, frozen=True):

@@ -31,6 +31,8 @@ class Seat(Struct, array_like=True, frozen=True):
     reason: why the state is DEAD (exit status and last log line), else empty.
     restarts: how often the seat was filled again, by the ``EndKind`` of the engine before. last_reason: why the last
         one ended, also while its successor serves.
+    is_draining: it takes no new requests, and may finish those it has. is_vacating: nor may it do that: clients let
+        everything it has go on elsewhere. Both while it is still a member, which ends once it is LEAVING.
     """
 
     engine_id: EngineId
@@ -39,6 +41,8 @@ class Seat(Struct, array_like=True, frozen=True):
     node: str = ""
     restarts: dict[str, int] = {}
     last_reason: str = ""
+    is_draining: bool = False
+    is_vacating: bool = False
 
 
 class Suspect(Struct, array_like=True, frozen=True):

@@ -133,7 +133,7 @@ class ScaleOperation:
         if step.waits_for_healing and facts.healing:
             self.blocking_ranks, self._began_at = facts.healing, now
             return []
-        orders = self._once(self._stop(step, facts, now) if step.verb is Verb.STOP else step.orders)
+        orders = self._once(step.orders + self._insist(step, facts, now))
         self.blocking_ranks = tuple(rank for rank in step.who if not step.is_done(facts.of(rank)))
         self._share = max(self._share, _share_done(step, facts, now - self._began_at))
         if not self.blocking_ranks and step.is_group_done(facts):
@@ -150,15 +150,11 @@ class ScaleOperation:
                 return f"the engine of new rank {rank} ended: {known.reason}"
         return None
 
-    def _stop(self, step: Step, facts: Facts, now: float) -> list[Order]:
-        """Dismiss what is empty, and end what does not go. What still holds sequences is ended at once: so they move.
-
-        A dismissed engine would abort them.
-        """
-        alive = [rank for rank in step.who if not facts.of(rank).is_over]
-        is_late = now - self._began_at >= self._deadlines.stop_s
-        dismissed = [Order(Verb.STOP, rank) for rank in alive if facts.of(rank).is_empty]
-        return dismissed + [Order(Verb.KILL, rank) for rank in alive if is_late or not facts.of(rank).is_empty]
+    def _insist(self, step: Step, facts: Facts, now: float) -> list[Order]:
+        """End what was dismissed and does not go."""
+        if step.phase is not Phase.STOP or now - self._began_at < self._deadlines.stop_s:
+            return []
+        return [Order(Verb.KILL, rank) for rank in step.who if not facts.of(rank).is_over]
 
     def _judge_time(self, step: Step, facts: Facts, now: float) -> list[Order]:
         if step.limit_s is None or now - self._began_at < step.limit_s:

@@ -41,8 +41,6 @@ class Retreat:
         is_due = now - self._moving_since.setdefault(rank, now) >= self._deadlines.move_s
         if not (known.is_empty and not known.is_member) and not is_due:
             return [Verb.CORDON, Verb.MOVE, Verb.LEAVE]
-        if is_due and not known.is_empty:
-            return [Verb.KILL]
         is_late = now - self._stopping_since.setdefault(rank, now) >= self._deadlines.stop_s
         return [Verb.STOP, Verb.KILL] if is_late else [Verb.STOP]
 

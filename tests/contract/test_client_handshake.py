@@ -8,10 +8,12 @@ import pytest
 import zmq
 
 from client.dplb_async_mp_client import DPLBAsyncMPClient
+from client.mp_client import MAX_EARLY_FRAMES
 from engine.wire.codec import encode
 from engine.wire.errors import StartupError
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import (
+    EEP_NOTIFICATION_CALL_ID,
     GROUP_TOPIC,
     LOAD_TOPIC,
     EngineCoreOutputs,
@@ -137,9 +139,25 @@ async def test_outputs_for_another_client_or_from_nobody_are_dropped() -> None:
         request = make_request(client)
         await client.add_request_async(request)
         engine.outputs.send(encode(EngineCoreOutputs(engine.engine_id, ClientId(0, 9), 1, 0, 0, [])))
-        group.open_engine(rank=7).say(make_output(request, FinishReason.STOP))
+        stranger = group.open_engine(rank=7)
+        for _ in range(MAX_EARLY_FRAMES + 1):
+            stranger.say(make_output(request, FinishReason.STOP))
         await eventually(lambda: {"misdirected_outputs", "stale_outputs"} <= client.statistics().keys())
         assert client.statistics()["in_flight"] == 1
+        assert client.statistics()["stale_outputs"] == 1
+
+
+async def test_outputs_that_overtake_the_handshake_count_once_it_has_come() -> None:
+    async with puppet_client() as (client, group, _):
+        engine = group.open_engine(rank=1)
+        for notice in ("NEW_CORE_ENGINES_INIT_READY", "NEW_CORE_ENGINES_WEIGHTS_INIT_READY"):
+            engine.say(utility=UtilityOutput(EEP_NOTIFICATION_CALL_ID, notice))
+        await eventually(lambda: client.statistics()["early_outputs"] == 2)
+        assert client.eep_scaling_cache == {}
+        engine.say_ready()
+        await eventually(lambda: client.eep_scaling_cache == {engine.engine_id: notice})
+        statistics = client.statistics()
+        assert statistics["early_outputs"] == statistics.get("output_gaps", 0) == 0
 
 
 async def test_any_bytes_on_any_socket_are_survived() -> None:

@@ -45,6 +45,28 @@ async def test_a_seat_that_was_removed_or_refilled_unseen_is_a_death_too() -> No
         assert client.statistics()["waiting_to_move"] == 1
 
 
+async def test_a_draining_rank_gets_nothing_new_and_a_vacating_one_gives_up_what_it_has() -> None:
+    async with puppet_client(2) as (client, group, (first, second)):
+        request = make_request(client)
+        await client.add_request_async(request, data_parallel_rank=0)
+        await first.next_message()
+        group.publish_group(Seat(E0, SeatState.ALIVE, is_draining=True), Seat(E1, SeatState.ALIVE))
+        await eventually(lambda: client.statistics()["candidates"] == 1)
+        assert client.statistics()["in_flight"] == 1
+        assert (await client.add_request_async(make_request(client))) == E1
+        await second.next_message()
+        for _ in range(2):
+            group.publish_group(
+                Seat(E0, SeatState.ALIVE, is_draining=True, is_vacating=True), Seat(E1, SeatState.ALIVE)
+            )
+        moved = await second.next_message()
+        assert (moved.request_id, moved.attempt) == (request.request_id, 1)
+        assert isinstance(await first.next_message(), AbortRequest)
+        group.publish_group(Seat(E1, SeatState.ALIVE))
+        await eventually(lambda: [view.engine_id for view in client.engine_views()] == [E1])
+        assert client.statistics()["moves_planned"] == 1
+
+
 async def test_last_words_move_what_the_engine_had_behind_its_last_token() -> None:
     async with puppet_client(2) as (client, _, (first, second)):
         requests = [make_request(client) for _ in range(2)]

@@ -218,6 +218,10 @@ def test_a_leaving_engine_finishes_its_own_and_sends_newcomers_elsewhere(peers: 
     turned_away = next(o for o in client.frames[-1].outputs if o.finish_reason is FinishReason.REROUTE)
     assert (turned_away.first_position, turned_away.new_token_ids) == (2, [])
     assert client.finish(running)[1].finish_reason is FinishReason.LENGTH
+    report = peers.coordinator.wait_report(lambda r: r.is_draining and not r.load.num_running)
+    assert (report.load.num_queued, report.load.num_waiting) == (0, 0)
+    peers.publish()
+    peers.coordinator.wait_report(lambda r: not r.is_draining)
 
 
 def test_a_client_no_longer_listed_is_freed_and_others_go_on(peers: Peers) -> None:

@@ -130,9 +130,9 @@ def test_an_engine_that_was_declared_dead_or_replaced_while_out_of_reach_is_dism
 def test_a_leaving_seat_is_known_by_its_engine() -> None:
     view = GroupView(ENGINE)
     view.update(group_state(seq=1, seats=[Seat(EngineId(0, 1), SeatState.LEAVING), Seat(ENGINE, SeatState.ALIVE)]))
-    assert not view.is_leaving
+    assert not view.is_draining
     view.update(group_state(seq=2, seats=[Seat(ENGINE, SeatState.LEAVING)]))
-    assert view.is_leaving
+    assert view.is_draining
 
 
 def test_the_highest_epoch_seen_stays_when_a_proposal_is_withdrawn() -> None:

@@ -15,7 +15,7 @@ from engine.wire.messages import GroupState, Membership, Suspect
 from orchestrator.engine_group import EngineGroup
 from orchestrator.launch.host import EngineExit, EngineHandle, Site
 from orchestrator.progress import LineProgress
-from orchestrator.restarts import RestartRule
+from orchestrator.restarts import MAX_PAUSE_S, RestartRule
 from orchestrator.seats import SeatStatus
 from tests.contract.deployment import eventually
 
@@ -152,3 +152,40 @@ async def test_a_stop_ends_a_pause_before_a_restart_and_starts_nothing_more() ->
     assert host.num_starts == 3
     assert host.killed == [EngineId(1, 1)]
     assert len(deaths) == 2
+
+
+async def test_a_new_rank_that_ends_stays_empty_and_a_rank_that_stays_is_filled_again() -> None:
+    host, deaths = PuppetHost(), list[SeatStatus]()
+    group = await started(host, deaths.append)
+    group.open_seat(1)
+    await eventually(partial(host.handles.get, EngineId(1, 1)))
+    group.cordon(0)
+    for rank in (0, 1):
+        host.end(EngineId(rank, 1))
+    await eventually(lambda: all(seat.exit is not None for seat in group.seats))
+    group.close_seat(1)
+    group.keep_seat(0)
+    await eventually(partial(host.handles.get, EngineId(0, 2)))
+    assert deaths == []
+    assert [seat.engine_id for seat in group.seats] == [EngineId(0, 2)]
+    kinds = [str(event.kind) for event in group.events.after(0)]
+    assert kinds == ["rank_joining", "rank_dead", "rank_dead", "rank_left", "rank_refill"]
+    await group.stop(asyncio.get_running_loop().create_future())
+
+
+async def test_an_engine_is_killed_also_while_it_is_being_started_and_a_cordon_ends_a_pause_before_a_restart() -> None:
+    host = PuppetHost()
+    group = await started(host, lambda _: None, num_ranks=2, rule=RestartRule(max_in_row=3, first_pause_s=3600.0))
+    group.open_seat(2)
+    group.kill(2)
+    seat = group.seats.at(2)
+    assert seat is not None
+    assert seat.end_reason == "given up while it was started"
+    for incarnation in (1, 2):
+        await eventually(partial(host.handles.get, EngineId(1, incarnation)))
+        host.end(EngineId(1, incarnation))
+    await eventually(lambda: group.seats.at(1).refill_in_s == MAX_PAUSE_S)  # type: ignore[union-attr]
+    group.cordon(1)
+    assert group.seats.at(1).refill_in_s is None  # type: ignore[union-attr]
+    assert (host.num_starts, host.killed) == (3, [])
+    await group.stop(asyncio.get_running_loop().create_future())

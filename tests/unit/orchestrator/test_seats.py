@@ -1,7 +1,9 @@
 """What the supervisor knows of every seat."""
 
+from msgspec.structs import replace
+
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, SeatState, Suspect
+from engine.wire.messages import EnginePhase, Load, SeatState, Suspect
 from orchestrator.launch.host import EngineExit
 from orchestrator.restarts import RestartRule
 from orchestrator.seats import SeatTable
@@ -129,3 +131,51 @@ def test_what_is_said_of_an_engine_that_is_gone_concerns_nobody() -> None:
     table.on_exit(E0, GONE, 0.0)
     table.refill(0)
     assert table.on_suspects([Suspect(E0, True, "silent", 9.0)]) == ([], [])
+
+
+def test_a_seat_that_comes_or_goes_with_its_engine_is_not_filled_again_by_itself() -> None:
+    table = SeatTable([E0], RULE)
+    table.refills = True
+    new = table.open(1)
+    assert (new.engine_id, new.is_temporary) == (E1, True)
+    assert table.on_exit(E1, GONE, 0.0).refill_in_s is None
+    table.close(1)
+    assert table.at(1) is None
+    again = table.open(1)
+    assert again.engine_id == EngineId(1, 2)
+    assert again.history is new.history
+    table.on_report(report(again.engine_id, 1), 0.0)
+    assert table.keep(1, 1.0) is None
+    assert table.on_exit(again.engine_id, GONE, 2.0).refill_in_s is not None
+
+
+def test_a_seat_that_stays_after_all_is_filled_again_if_its_engine_has_ended_meanwhile() -> None:
+    table = SeatTable([E0, E1], RULE)
+    table.refills = True
+    seat = table.at(0)
+    assert seat is not None
+    seat.is_draining = seat.is_leaving = True
+    assert table.to_report(1).seats[0].is_draining
+    assert seat.state is SeatState.LEAVING
+    assert table.on_exit(E0, GONE, 0.0).refill_in_s is None
+    assert table.keep(0, 1.0) == 0.0
+    assert not seat.is_temporary
+
+
+def test_a_dismissal_is_no_death() -> None:
+    table = SeatTable([E0], RULE)
+    table.dismiss()
+    table.on_exit(E0, EngineExit(0, "exit status 0"), 0.0)
+    wire = table.to_report(1).seats[0]
+    assert (wire.restarts, wire.last_reason) == ({}, "")
+
+
+def test_an_engine_is_empty_once_it_turns_away_and_has_nothing_left() -> None:
+    table = SeatTable([E0], RULE)
+    (seat,) = table
+    seen = []
+    for number, (draining, running) in enumerate([(False, 0), (True, 1), (True, 0)]):
+        said = replace(report(E0, number + 1), is_draining=draining, load=Load(num_running=running))
+        table.on_report(said, 0.0)
+        seen.append(seat.is_empty)
+    assert seen == [False, False, True]

@@ -72,10 +72,11 @@ def test_what_is_left_at_the_drain_timeout_moves() -> None:
     run.assert_consistent_end()
 
 
-def test_what_does_not_even_move_is_killed_and_never_dismissed_with_requests_in_it() -> None:
+def test_what_does_not_even_move_is_dismissed_and_what_does_not_go_is_killed() -> None:
     run = run_to(Phase.MOVE, (0, 1), ScaleWish(size=1, drain_timeout_s=0.0))
-    orders = run.turn(6.0)
-    assert [order.verb for order in orders][-1] is Verb.KILL
+    assert [order.verb for order in run.turn(6.0)] == [Verb.STOP]
+    assert run.turn(2.0) == []
+    assert [order.verb for order in run.turn(1.0)] == [Verb.KILL]
     run.finish()
     assert run.operation.phase is Phase.DONE
 

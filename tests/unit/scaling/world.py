@@ -124,8 +124,6 @@ class Run:
         assert order.rank in (*plan.joining, *plan.leaving)
         if order.verb in (Verb.STOP, Verb.KILL, Verb.RELEASE) and order.rank in plan.leaving:
             assert self.operation.is_committed
-        if order.verb is Verb.STOP:
-            assert self.world.of(order.rank).is_empty, "requests are not aborted for a scale"
 
     def settle_all(self) -> None:
         for rank in list(self.world.ranks):
