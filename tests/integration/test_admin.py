@@ -275,16 +275,22 @@ def test_what_makes_no_sense_is_400_and_named(http: httpx.Client, path: str, bod
     assert answer.json()["error"]["param"] == param
 
 
-def test_a_rank_refilled_during_a_pause_serves_nobody_before_its_end() -> None:
-    with deployment(*SIM) as served, httpx.Client(base_url=served.wait_ready(), timeout=60.0) as http:
+def test_a_rank_refilled_during_a_pause_serves_nobody_before_its_end_and_no_stream_is_lost() -> None:
+    with (
+        deployment(*SIM) as served,
+        httpx.Client(base_url=served.wait_ready(), timeout=60.0) as http,
+        streams(http, 6, max_tokens=200) as opened,
+    ):
         http.post("/pause", params={"mode": "keep"}).raise_for_status()
+        before = num_steps(http)
         os.kill(ranks_of(str(http.base_url))[1]["pid"], signal.SIGKILL)
         eventually(lambda: ranks_of(str(http.base_url))[1]["engine_id"] == "1.2")
         eventually(lambda: ranks_of(str(http.base_url))[1]["state"] == "ready")
         eventually(lambda: len({rank["settings_seq"] for rank in loads(http)["ranks"]}) == 1)
-        stream = Stream(http.base_url, max_tokens=3, data_parallel_rank=1)
-        eventually(lambda: loads(http)["server_load"] == 1)
-        assert (num_steps(http), stream.num_chunks) == (0, 0)
+        newcomer = Stream(http.base_url, max_tokens=3, data_parallel_rank=1)
+        eventually(lambda: loads(http)["server_load"] == 7)
+        assert num_steps(http) <= before  # those of the dead rank are gone, and nobody makes new ones
+        assert newcomer.num_chunks == 0
         http.post("/resume").raise_for_status()
-        stream.join()
-        assert stream.finish_reason == "length"
+        newcomer.join()
+    assert [stream.finish_reason for stream in [*opened, newcomer]] == ["length"] * 7
