@@ -1,0 +1,70 @@
+"""The coordinator is killed under load: nothing fails, picks stay even, nobody is suspected, and it is back soon."""
+
+import asyncio
+import re
+import signal
+import time
+from functools import partial
+
+import httpx
+import pytest
+
+from tests.chaos.streams import NUM_STREAMS, ask_all, differences, mixed_asks
+from tests.integration.serving import Deployment, deployment, eventually, ranks_of
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+
+SIM = ("--engine", "sim", "--executor", "local", "--data-parallel-size", "4", "--sim-step-ms", "10")
+NUM_ROUNDS = 10
+RECOVERED_S = 3.0
+SPREAD = 0.10
+NUM_WAVES = 8
+
+
+def snapshot_age_s(url: str) -> float:
+    (age,) = re.findall(r"^shoal_snapshot_age_seconds\S* (\S+)$", httpx.get(f"{url}/metrics").text, re.MULTILINE)
+    return float(age)
+
+
+def kill_coordinator(served: Deployment) -> None:
+    (coordinator,) = served.processes("lb.coordinator")
+    coordinator.kill()
+
+
+async def kill_and_time_recovery(served: Deployment, url: str, generation: int) -> None:
+    """Kill the coordinator and check how long it takes until the client has loads of its successor."""
+    kill_coordinator(served)
+    killed_at = time.monotonic()
+    await asyncio.to_thread(eventually, partial(served.has_logged, f"starting generation {generation}"))
+    await asyncio.to_thread(eventually, lambda: snapshot_age_s(url) > 0.3)  # what it had from the predecessor is stale
+    await asyncio.to_thread(eventually, lambda: snapshot_age_s(url) < 0.3)
+    assert time.monotonic() - killed_at <= RECOVERED_S
+
+
+def test_no_stream_notices_and_no_rank_is_suspected() -> None:
+    with deployment(*SIM, "--stall-timeout", "3") as served:
+        url, asks = served.wait_ready(), mixed_asks(NUM_STREAMS, 300)
+        unbroken = asyncio.run(ask_all(url, asks))
+        for generation in range(2, 2 + NUM_ROUNDS):
+            strike = partial(kill_and_time_recovery, served, url, generation)
+            wrong = differences(asks, unbroken, asyncio.run(ask_all(url, asks, strike)))
+            assert not wrong, "\n".join(wrong[:5])
+            time.sleep(2.0)  # one that dies again at once is let wait before its next start
+        assert "gets no new requests" not in served.stderr
+        assert "is dead" not in served.stderr
+        served.send_signal(signal.SIGTERM)
+        assert served.wait_exit() == 0, served.stderr
+        served.assert_nothing_left()
+
+
+def test_picks_stay_even_while_it_is_away() -> None:
+    with deployment(*SIM) as served:
+        url, asks = served.wait_ready(), mixed_asks(NUM_STREAMS, 10)
+        for wave in range(NUM_WAVES):
+            if wave % 2:
+                kill_coordinator(served)
+            assert not [said.error for said in asyncio.run(ask_all(url, asks)) if said.error]
+            eventually(lambda: len(served.processes("lb.coordinator")) == 1)
+        picks = [row["picks"] for row in ranks_of(url).values()]
+        even = sum(picks) / len(picks)
+        assert all(abs(count - even) <= SPREAD * even for count in picks), picks
