@@ -15,12 +15,14 @@ from engine.parallel.transport import GroupBrokenError, serve_store
 from engine.proc.member_line import MemberLine
 from engine.proc.proc import EngineCoreProc
 from engine.scheduler.plan import Sample, StepPlan
-from engine.wire.errors import StartupError
-from engine.wire.messages import Membership
+from engine.wire.errors import EngineDeadError, StartupError
+from engine.wire.messages import ClusterSettings, Membership
 
 log = logging.getLogger(__name__)
 
 _NOTHING = StepPlan(())
+_PARKED_S = 30.0  # without a word from the coordinator; its group is gone, and somebody else may have its seat
+_LOOK_S = 1.0
 
 
 class DPEngineCoreProc(EngineCoreProc):
@@ -40,6 +42,8 @@ class DPEngineCoreProc(EngineCoreProc):
         self._member = Member(spec.engine_id)
         self._group: EpochGroup | None = None
         self._standby: EpochGroup | None = None
+        self._parked_at = 0.0
+        self._put_off: ClusterSettings | None = None  # settings that put to sleep, while others count on this rank
         self._preparing = 0  # epoch of the newest attempt that was begun
         self._is_announced = False
 
@@ -58,15 +62,48 @@ class DPEngineCoreProc(EngineCoreProc):
 
     def _serve_together(self, core: LockstepCore) -> None:
         self._tell(core)
-        while (intake := self._shared.take(self._member.stance is Stance.RUNNING)) is not None:
+        while (intake := self._shared.take(self._member.stance is Stance.RUNNING, self._wait_s())) is not None:
             if intake:
                 self._admit(core, intake)
             self._follow(core)
             if self._member.stance is Stance.RUNNING:
                 self._step_together(core)
             else:
+                self._apply_put_off(core)
                 self._flush(core)
             self._tell(core)
+
+    def _wait_s(self) -> float | None:
+        """Return how long to sleep without work: for ever, but for a rank that is parked.
+
+        Raises:
+            EngineDeadError: it is parked, and nobody has told it anything for too long.
+        """
+        if self._member.stance is not Stance.PARKED:
+            return None
+        silent_s = time.monotonic() - max(self._parked_at, self._line.heard_at)
+        if silent_s > _PARKED_S:
+            raise EngineDeadError(f"parked, and no word from the coordinator for {silent_s:.0f} s")
+        return _LOOK_S
+
+    # --- settings ---------------------------------------------------------------------------------------------------
+
+    def _apply(self, settings: ClusterSettings) -> None:
+        """Follow the operator, but go to sleep only when nobody steps: until then others count on this rank's experts.
+
+        It brings no tokens of its own meanwhile, and nor does any other, so the group comes to rest.
+        """
+        self._put_off = settings if settings.sleep_level and self._member.stance is Stance.RUNNING else None
+        if self._put_off is None:
+            super()._apply(settings)
+        else:
+            self._shared.freeze()
+
+    def _apply_put_off(self, core: LockstepCore) -> None:
+        settings, self._put_off = self._put_off, None
+        if settings is not None:
+            super()._apply(settings)
+            self._publish(core)
 
     # --- the group --------------------------------------------------------------------------------------------------
 
@@ -74,7 +111,10 @@ class DPEngineCoreProc(EngineCoreProc):
         """Do what the coordinator's newest state and finished preparations ask for."""
         state = self._line.take_state()
         if state is not None:
+            was_parked = self._member.stance is Stance.PARKED
             self._member.on_state(state)
+            if self._member.stance is Stance.PARKED and not was_parked:
+                self._parked_at = time.monotonic()
         for epoch, prepared in self._line.take_prepared():
             self._on_prepared(epoch, prepared)
         if self._member.stance is Stance.PARKED:
@@ -154,7 +194,7 @@ class DPEngineCoreProc(EngineCoreProc):
     def _step_together(self, core: LockstepCore) -> None:
         """Take one step with all members; one that breaks is discarded and leaves no trace but its time."""
         assert self._group is not None, "who runs is in a group"
-        may_step = self._gate.may_step
+        may_step = self._gate.may_step and self._put_off is None
         plan = core.plan() if may_step else _NOTHING
         self._publish(core)  # a report sent while the step takes its time must not count those that run as waiting
         header = self._member.header(plan.num_tokens, has_work=self._gate.has_work, paused=not may_step)
@@ -163,9 +203,11 @@ class DPEngineCoreProc(EngineCoreProc):
             verdict = self._member.on_exchange(headers)
             sizes = [header.num_tokens for header in headers]
             samples = core.lockstep_runner.run_shared(plan, sizes) if verdict.runs else ()
+            self._line.num_empty_steps += verdict.runs and not plan.chunks
         except GroupBrokenError as error:
             log.warning("epoch %d broke: %s", self._member.epoch, error)
             self._member.on_broken()
+            self._parked_at = time.monotonic()
             self._flush(core)
             return
         if may_step:

@@ -1,6 +1,7 @@
 """What the threads of a lockstep rank hand to its busy loop, and what the loop shows in the report."""
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from engine.parallel.member import Member, Stance
@@ -24,7 +25,7 @@ class MemberLine:
     Only the newest state counts, so one slot holds it. ``must_leave`` is asked from inside collectives, while the loop
     cannot take a state: it looks at the newest direct proposal, which the input thread notes on arrival.
 
-    failed_epoch: written by the loop.
+    failed_epoch, num_empty_steps: written by the loop. heard_at: monotonic seconds of the coordinator's last word.
     """
 
     def __init__(self, shared: SharedState) -> None:
@@ -34,6 +35,8 @@ class MemberLine:
         self._prepared: list[tuple[int, EpochGroup | None]] = []
         self._direct_epoch = 0
         self.failed_epoch = 0
+        self.num_empty_steps = 0
+        self.heard_at = time.monotonic()
 
     def see(self, state: GroupState) -> None:
         """Take a state that is newer than all before; input thread."""
@@ -41,6 +44,7 @@ class MemberLine:
             if state.direct and state.proposal is not None:
                 self._direct_epoch = max(self._direct_epoch, state.proposal.epoch)
             self._state = state
+            self.heard_at = time.monotonic()
         self._shared.wake()
 
     def post_prepared(self, epoch: int, group: "EpochGroup | None") -> None:
@@ -73,5 +77,7 @@ class MemberLine:
             ready_epoch=member.ready_epoch,
             max_epoch_seen=member.max_epoch_seen,
             wave=member.wave,
-            member=MemberStatus(num_experts, store_address, member.committed, self.failed_epoch, expert_loads),
+            member=MemberStatus(
+                num_experts, store_address, member.committed, self.failed_epoch, expert_loads, self.num_empty_steps
+            ),
         )

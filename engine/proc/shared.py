@@ -216,15 +216,18 @@ class SharedState:
             self._standing = Standing(self._standing.settings_seq, self._standing.is_sleeping, is_frozen=True)
             self._mark_changed()
 
-    def take(self, core_has_work: bool) -> list[Intake] | None:
-        """Return what arrived, waiting without a time limit while there is nothing to do; None when asked to stop.
+    def take(self, core_has_work: bool, wait_s: float | None = None) -> list[Intake] | None:
+        """Return what arrived, waiting while there is nothing to do; None when asked to stop.
+
+        wait_s: at most so long; None waits without a time limit.
 
         Raises:
             EngineDeadError: an I/O thread failed.
         """
         with self._work:
             while not (core_has_work or self._inbox or self._is_woken or self._stop_reason or self._failure):
-                self._work.wait()
+                if not self._work.wait(wait_s):
+                    break
             self._is_woken = False
             if self._failure is not None:
                 raise EngineDeadError(self._failure)

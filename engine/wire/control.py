@@ -26,6 +26,7 @@ class MemberStatus(Struct, array_like=True, frozen=True):
     num_experts: experts of each layer. store_address: where peers can meet (``host:port``).
     membership: the newest committed one it has seen. failed_epoch: the newest proposal that it could not prepare.
     expert_loads: how often its own tokens chose each expert, over all layers; only grows.
+    num_empty_steps: steps it took part in without a token of its own; only grows.
     """
 
     num_experts: int
@@ -33,6 +34,7 @@ class MemberStatus(Struct, array_like=True, frozen=True):
     membership: Membership
     failed_epoch: int = 0
     expert_loads: list[int] = []
+    num_empty_steps: int = 0
 
 
 class PauseMode(IntEnum):
@@ -49,6 +51,7 @@ class ClusterSettings(Struct, array_like=True, frozen=True):
 
     seq: rises with every change. sleep_level: 0 awake, 1 weights off the device, 2 weights dropped.
     cordoned: ranks that take no new requests. log_level: empty leaves every process its own.
+    rebalance_seq: rises with every wish to place experts anew by their measured load.
     """
 
     seq: int = 0
@@ -56,3 +59,4 @@ class ClusterSettings(Struct, array_like=True, frozen=True):
     sleep_level: int = 0
     cordoned: list[int] = []
     log_level: str = ""
+    rebalance_seq: int = 0

@@ -35,7 +35,7 @@ class LockstepGroup:
         self._max_epoch = 0
         self._reports: Mapping[int, EngineReport] = {}
         self._seats: Mapping[int, Seat] = {}
-        self._loads: list[float] | None = None
+        self._must_rebalance = False
 
     @property
     def is_observed(self) -> bool:
@@ -58,9 +58,9 @@ class LockstepGroup:
         self.waves.update(members)
         return before != (self.committed, self.proposal, self.direct, self.waves.started)
 
-    def rebalance(self, loads: list[float]) -> None:
-        """Place experts anew, by the tokens each was chosen for, with the next ``update``."""
-        self._loads = loads
+    def rebalance(self) -> None:
+        """Place experts anew, by how often each was chosen, with the next membership."""
+        self._must_rebalance = True
 
     # --- what others know already -----------------------------------------------------------------------------------
 
@@ -123,9 +123,9 @@ class LockstepGroup:
             first.num_experts,
             [self._held(member) for member in members],
             min(self._num_redundant, first.num_experts * (len(members) - 1)),
-            self._loads,
+            self._expert_loads() if self._must_rebalance else None,
         )
-        self._loads = None
+        self._must_rebalance = False
         self.proposal = Membership(self._max_epoch, members, placement, first.store_address)
         self.direct = direct
 
@@ -136,13 +136,14 @@ class LockstepGroup:
         wanted = self._wanted()
         if len(wanted) < self._min_size or not self._is_settled():
             return
-        if wanted != self.committed.members or self._loads is not None:
+        if wanted != self.committed.members or (self._must_rebalance and wanted):
             self._propose(wanted, direct=False)
 
     def _wanted(self) -> list[EngineId]:
         """Return the engines that shall be members: loaded, and in a seat that is to stay.
 
-        The first group waits for every seat, so that it need not be re-formed for each engine that comes.
+        A member that is to go stays while it has sequences: only members step. The first group waits for every seat, so
+        that it need not be re-formed for each engine that comes.
         """
         seats = [seat for seat in self._seats.values() if seat.state in (SeatState.STARTING, SeatState.ALIVE)]
         loaded = [
@@ -152,7 +153,19 @@ class LockstepGroup:
         ]
         if self.committed.epoch == 0 and len(loaded) < len(seats):
             return []
-        return sorted(loaded)
+        return sorted([*loaded, *filter(self._is_busy_leaver, self.committed.members)])
+
+    def _is_busy_leaver(self, member: EngineId) -> bool:
+        seat, report = self._seats.get(member.rank), self._live_report(member)
+        if seat is None or seat.state is not SeatState.LEAVING or report is None:
+            return False
+        load = report.load
+        return bool(load.num_running or load.num_waiting or load.num_queued)
+
+    def _expert_loads(self) -> list[float]:
+        """Return how often each expert was chosen, by the tokens of all engines that are heard."""
+        statuses = [report.member for report in self._reports.values() if report.member is not None]
+        return [float(sum(counts)) for counts in zip(*(status.expert_loads for status in statuses), strict=False)]
 
     def _is_settled(self) -> bool:
         """Tell whether every live member steps in the committed group."""

@@ -40,6 +40,10 @@ class Cordon(Struct, frozen=True, array_like=True, tag="cordon"):
     is_on: bool
 
 
+class Rebalance(Struct, frozen=True, array_like=True, tag="rebalance"):
+    """Place the experts of a lockstep group anew, by how often each was chosen."""
+
+
 class SetLogLevel(Struct, frozen=True, array_like=True, tag="log"):
     """Change the least severe level that every process writes; empty gives each its own again."""
 
@@ -59,7 +63,7 @@ class AbortRequests(Struct, frozen=True, array_like=True, tag="abort"):
     names: list[str] | None
 
 
-SettingsChange = Pause | Resume | Sleep | WakeUp | Cordon | SetLogLevel
+SettingsChange = Pause | Resume | Sleep | WakeUp | Cordon | Rebalance | SetLogLevel
 """What changes ``ClusterSettings``; answered with the new ones."""
 
 Operation = SettingsChange | GetSettings | AbortRequests

@@ -6,7 +6,17 @@ from msgspec.structs import replace
 
 from engine.wire.messages import ClusterSettings, PauseMode
 from orchestrator.control.errors import ControlRefusedError
-from orchestrator.control.messages import Cordon, Fault, Pause, Resume, SetLogLevel, SettingsChange, Sleep, WakeUp
+from orchestrator.control.messages import (
+    Cordon,
+    Fault,
+    Pause,
+    Rebalance,
+    Resume,
+    SetLogLevel,
+    SettingsChange,
+    Sleep,
+    WakeUp,
+)
 
 DEEPEST_SLEEP = 2
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -47,6 +57,8 @@ class SettingsKeeper:
                 return replace(before, sleep_level=max(before.sleep_level, level))
             case WakeUp():
                 return replace(before, sleep_level=0)
+            case Rebalance():
+                return replace(before, rebalance_seq=before.rebalance_seq + 1)
             case SetLogLevel(level):
                 names = ", ".join(LOG_LEVELS)
                 _ensure(level in ("", *LOG_LEVELS), "level", f"level must be one of {names}, not {level!r}")
