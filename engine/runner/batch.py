@@ -22,7 +22,7 @@ class StepBatch:
     input_ids, position_ids: [1, T]. slots: [T], where each token's key and value go.
     kept_rows: [S + P], the rows whose scores are wanted: the last one of each chunk that draws, then those of
         ``scored_positions`` of each chunk, both in plan order.
-    pooled_rows: [V], the last row of each chunk that yields a vector, in plan order.
+    pooled_rows: [V], the last row of each chunk that yields a vector, in plan order; None when none does.
     embeds: the rows whose embeddings are given, and what they are; None when all are tokens'.
     begun_blocks: [B], blocks of which this step writes the beginning but not the end.
     decodes, prefills: who attends to what; together they cover the rows in order.
@@ -32,7 +32,7 @@ class StepBatch:
     position_ids: torch.Tensor
     slots: torch.Tensor
     kept_rows: torch.Tensor
-    pooled_rows: torch.Tensor
+    pooled_rows: torch.Tensor | None
     embeds: GivenEmbeds | None
     begun_blocks: torch.Tensor
     decodes: Sequence[DecodeGroup]
@@ -60,7 +60,7 @@ def make_batch(plan: StepPlan, block_size: int, padding_block: int, device: torc
         position_ids=to_device(positions, device)[None],
         slots=to_device(slots, device),
         kept_rows=to_device(_kept_rows(plan.chunks, last_row), device),
-        pooled_rows=to_device([last_row[id(c)] for c in plan.chunks if c.samples and not c.draws], device),
+        pooled_rows=_pooled_rows(plan.chunks, last_row, device),
         embeds=given_embeds(chunks, device),
         begun_blocks=to_device(_begun_blocks(plan.chunks, block_size), device),
         decodes=list(_decode_groups(decoding, block_size, padding_block, device)),
@@ -74,6 +74,13 @@ def _kept_rows(chunks: Sequence[ScheduledChunk], last_row: dict[int, int]) -> li
         first = last_row[id(chunk)] - chunk.num_tokens + 1
         sampled += [first + position - chunk.start for position in scored_positions(chunk)]
     return sampled
+
+
+def _pooled_rows(
+    chunks: Sequence[ScheduledChunk], last_row: dict[int, int], device: torch.device
+) -> torch.Tensor | None:
+    pooled = [last_row[id(chunk)] for chunk in chunks if chunk.pools]
+    return to_device(pooled, device) if pooled else None
 
 
 def _decode_groups(

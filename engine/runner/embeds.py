@@ -36,10 +36,11 @@ def given_embeds(chunks: Sequence[ScheduledChunk], device: torch.device) -> Give
     first_row = 0
     for chunk in chunks:
         embeds = chunk.sequence.prompt_embeds
-        count = min(chunk.start + chunk.num_tokens, chunk.sequence.num_prompt_tokens) - chunk.start
-        if embeds is not None and count > 0:
-            rows += range(first_row, first_row + count)
-            values.append(_rows_of(embeds, chunk.start, chunk.start + count))
+        if embeds is not None:
+            end = min(chunk.start + chunk.num_tokens, embeds.shape[0])
+            if chunk.start < end:
+                rows += range(first_row, first_row + end - chunk.start)
+                values.append(_rows_of(embeds, chunk.start, end))
         first_row += chunk.num_tokens
     return GivenEmbeds(rows=to_device(rows, device), values=values) if rows else None
 

@@ -92,15 +92,14 @@ class TorchRunner:
             if batch.begun_blocks.numel():
                 cache.clear(batch.begun_blocks)
             self._sampler.prepare(plan)
-            pooled = [chunk for chunk in plan.chunks if chunk.samples and not chunk.draws]
-            if not pooled:
+            if batch.pooled_rows is None:
                 return self._sampler.sample(_forward(loaded, cache, batch), plan)
             with watched(loaded.model) as seen:
                 logits = _forward(loaded, cache, batch)
             assert seen.states is not None, "checked when the model was loaded"
-            vectors = iter(pool(seen.states, batch.pooled_rows, pooled))
+            vectors = iter(pool(seen.states, batch.pooled_rows, [chunk for chunk in plan.chunks if chunk.pools]))
             drawn = iter(self._sampler.sample(logits, plan))
-            return [next(drawn if chunk.draws else vectors) for chunk in plan.chunks if chunk.samples]
+            return [next(vectors if chunk.pools else drawn) for chunk in plan.chunks if chunk.samples]
 
     def sleep(self, level: int) -> None:
         """Give memory back until ``wake_up``: 1 the cache and the weights' place on the device, 2 the weights too.

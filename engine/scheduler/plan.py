@@ -99,6 +99,11 @@ class ScheduledChunk(Struct, frozen=True, eq=False):
         """Tell whether the last position yields a token."""
         return self.samples and self.sequence.pooling is None
 
+    @property
+    def pools(self) -> bool:
+        """Tell whether the last position yields a vector."""
+        return self.samples and self.sequence.pooling is not None
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:

@@ -1,6 +1,8 @@
 """Requests that decode and yet make no sense: each ends alone, and no step of the core raises."""
 
+import contextlib
 import itertools
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +12,12 @@ from msgspec.structs import replace
 from engine.config import EngineConfig, EngineKind, ModelConfig, SchedulerConfig, SimConfig
 from engine.core.protocol import EngineCore
 from engine.loading import load_core
-from engine.wire.codec import encode, line_decoder
+from engine.wire.codec import FrameEncoder, encode, line_decoder
 from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import AbortRequest, AddRequest, EngineCoreOutput, EngineCoreOutputs, FinishReason
-from engine.wire.sampling import SamplingParams
+from engine.wire.sampling import PoolingParams, SamplingParams
+from engine.wire.tensors import Tensor
 from tests.unit.runner.families import save_family
 from tests.unit.wire.mutations import mutations
 
@@ -74,6 +77,31 @@ def test_mutated_requests_end_alone(kind: str, count: int, request: pytest.Fixtu
     assert num_taken > count // 20
 
 
+@pytest.mark.parametrize(("kind", "count"), [("sim", 5_000), ("torch", 1_000)])
+def test_mutated_requests_with_tensors_end_alone(kind: str, count: int, request: pytest.FixtureRequest) -> None:
+    core: EngineCore = request.getfixturevalue(kind)
+    size = core.limits.hidden_size
+    embeds = Tensor("float32", (3, size), random.Random(5).randbytes(12 * size))
+    asked = [
+        replace(REQUEST, prompt_embeds=embeds),
+        replace(REQUEST, prompt_embeds=embeds, pooling=PoolingParams(), output_token_ids=[]),
+        replace(REQUEST, pooling=PoolingParams(), output_token_ids=[]),
+    ]
+    decoder, num_taken = line_decoder(), 0
+    for number, frame in enumerate(
+        itertools.islice(mutations([bytes(FrameEncoder().encode(message)[0]) for message in asked], seed=7), count)
+    ):
+        for tensors in ([], [embeds.data]):
+            with contextlib.suppress(MalformedMessageError):
+                message = decoder.decode_frames([frame, *tensors])
+                if isinstance(message, AddRequest):
+                    message.request_id = number
+                    core.add_request(message, 0.0)
+                    _run_to_the_end(core)
+                    num_taken += 1
+    assert num_taken > count // 20
+
+
 def test_a_sample_without_randomness_of_its_own_is_refused(torch: EngineCore) -> None:
     for index in (-1, 2**32):
         torch.add_request(replace(REQUEST, sample_index=index), 0.0)
@@ -90,7 +118,7 @@ def _run_to_the_end(core: EngineCore) -> list[EngineCoreOutput]:
         if not core.has_work():
             break
         for outputs in core.step(0.0).values():
-            encode(EngineCoreOutputs(EngineId(0, 1), CLIENT, 1, 1, 1, outputs))
+            FrameEncoder().encode(EngineCoreOutputs(EngineId(0, 1), CLIENT, 1, 1, 1, outputs))
             ends += [output for output in outputs if output.finish_reason is not None]
     assert not core.has_work()
     encode(core.load())
