@@ -58,22 +58,29 @@ def _join_text_parts(value: Any) -> Any:
     return "\n".join(texts)
 
 
-NO_PROMPTS = ()
-"""Takes the place of prompts where they come in another form; nothing in JSON is like it."""
-
-
 def _as_prompts(value: Any) -> list[str | list[int]]:
     """Return a list of prompts, each a text or token ids, for any of OpenAI's four forms."""
     if isinstance(value, str):
         return [value]
-    if value is NO_PROMPTS:
-        return []
     if isinstance(value, list) and value:
         if all(type(item) is int for item in value):
             return [value]
         if all(isinstance(item, str) for item in value) or all(_is_token_ids(item) for item in value):
             return value
     raise ValueError("must be a string, a list of strings, a list of token ids or a list of lists of token ids")
+
+
+def _as_prompts_without_embeds(value: Any, info: ValidationInfo) -> list[str | list[int]]:
+    """Return the prompts; none, where embeddings (a field before this one) take their place.
+
+    OpenAI's own client insists on sending a prompt beside them. A validator of the whole request that runs first would
+    do too, but pydantic then no longer knows that it reads JSON, where keys are always strings.
+    """
+    if not info.data.get("prompt_embeds"):
+        return _as_prompts(value)
+    if value not in (None, "", []):
+        raise ValueError("prompt and prompt_embeds exclude each other; leave out one of the two")
+    return []
 
 
 def _is_token_ids(value: Any) -> bool:
@@ -86,6 +93,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 StopStrings = Annotated[list[StopString], Field(max_length=16), BeforeValidator(_as_list)]
 Text = Annotated[str | None, BeforeValidator(_join_text_parts)]
 Prompts = Annotated[list[str | list[int]], PlainValidator(_as_prompts)]
+PromptsWithoutEmbeds = Annotated[list[str | list[int]], PlainValidator(_as_prompts_without_embeds)]
 EncodedEmbeds = Annotated[list[NonEmpty], Field(min_length=1), BeforeValidator(_as_list)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from orchestrator.api.fields import (
-    NO_PROMPTS,
     AllowedTokenIds,
     BadWords,
     EncodedEmbeds,
@@ -18,7 +17,7 @@ from orchestrator.api.fields import (
     NonEmpty,
     NumLogprobs,
     Penalty,
-    Prompts,
+    PromptsWithoutEmbeds,
     StopStrings,
     Strict,
     Text,
@@ -209,8 +208,8 @@ class ChatCompletionRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """Body of ``POST /v1/completions``."""
 
-    prompt: Prompts
     prompt_embeds: EncodedEmbeds | None = None
+    prompt: PromptsWithoutEmbeds = Field(default_factory=list, validate_default=True)
 
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: NumLogprobs | None = None
@@ -218,20 +217,6 @@ class CompletionRequest(GenerationRequest):
 
     best_of: Unsupported = None
     suffix: Unsupported = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _embeddings_need_no_prompt(cls, data: Any) -> Any:
-        """Take the prompt out that OpenAI's own client insists on sending beside embeddings."""
-        if isinstance(data, dict) and data.get("prompt_embeds") and data.get("prompt") in (None, "", []):
-            return {**data, "prompt": NO_PROMPTS}
-        return data
-
-    @model_validator(mode="after")
-    def _prompts_have_one_form(self) -> Self:
-        if self.prompt and self.prompt_embeds:
-            raise ValueError("prompt and prompt_embeds exclude each other; leave out one of the two")
-        return self
 
     @model_validator(mode="after")
     def _not_too_many_choices(self) -> Self:

@@ -96,6 +96,13 @@ def test_embeddings_take_the_place_of_a_prompt(prompt: Any) -> None:
     assert completion(prompt_embeds=["AAAA", "BBBB"]).prompt_embeds == ["AAAA", "BBBB"]
 
 
+def test_a_missing_prompt_is_named_and_keys_of_json_are_still_numbers() -> None:
+    with pytest.raises(ValidationError) as caught:
+        completion()
+    assert to_api_error(caught.value).param == "prompt"
+    assert completion(prompt="a", logit_bias={"5": 1}).logit_bias == {5: 1}
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
