@@ -13,7 +13,7 @@ from client.sender import Sender
 from client.sequences import MoveReason, Sequences
 from client.strays import Strays
 from engine.wire.ids import EngineId
-from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, FinishReason
+from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, ErrorKind, FinishReason
 from lb.ledger import EngineLedger
 from lb.picker import RotatingPicker, only_rank
 
@@ -229,7 +229,8 @@ class Dispatcher:
         if sequence.pinned and untouched and not sequence.aborting:
             # Nothing shows that it was accepted, and whoever names a rank is never silently given another.
             rank = sequence.line.engine_id.rank
-            self._sequences.end(sequence, FinishReason.ERROR, f"rank {rank} takes no new requests")
+            error = f"rank {rank} takes no new requests"
+            self._sequences.end(sequence, FinishReason.ERROR, error, ErrorKind.REQUEST)
         else:
             self._sequences.strand(sequence, MoveReason.REROUTE, f"engine {sequence.line.engine_id} takes nothing new")
 

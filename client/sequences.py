@@ -9,7 +9,7 @@ from client.in_flight import InFlight, InFlightTable
 from client.moves import MoveQueue
 from client.sender import Sender
 from engine.wire.ids import EngineId
-from engine.wire.messages import AbortRequest, AddRequest, EngineCoreOutput, FinishReason
+from engine.wire.messages import AbortRequest, AddRequest, EngineCoreOutput, ErrorKind, FinishReason
 from lb.ledger import EngineLedger
 
 UNKNOWN_POSITION = -1
@@ -120,7 +120,13 @@ class Sequences:
         error = f"{reason}; to go on elsewhere it was too large to be kept (--resume-memory)"
         self.end(sequence, FinishReason.ERROR, error)
 
-    def end(self, sequence: InFlight, reason: FinishReason, error: str | None = None) -> None:
+    def end(
+        self,
+        sequence: InFlight,
+        reason: FinishReason,
+        error: str | None = None,
+        error_kind: ErrorKind = ErrorKind.ENGINE,
+    ) -> None:
         """Give a sequence that no line has an end made here."""
         self.catch_up(sequence)
         self.moves.discard(sequence)
@@ -128,7 +134,14 @@ class Sequences:
         request = sequence.request
         self.ends.append(
             EngineCoreOutput(
-                request.request_id, request.sample_index, request.attempt, UNKNOWN_POSITION, [], reason, error=error
+                request.request_id,
+                request.sample_index,
+                request.attempt,
+                UNKNOWN_POSITION,
+                [],
+                reason,
+                error=error,
+                error_kind=error_kind,
             )
         )
 

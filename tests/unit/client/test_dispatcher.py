@@ -6,7 +6,7 @@ from client.engine_line import EngineLine
 from client.sequences import UNKNOWN_POSITION
 from engine.wire.errors import InvalidRequestError, OverloadedError
 from engine.wire.ids import EngineId
-from engine.wire.messages import AddRequest, EngineCoreOutput, FinishReason
+from engine.wire.messages import AddRequest, EngineCoreOutput, ErrorKind, FinishReason
 from tests.unit.client.builders import make_add, make_end
 from tests.unit.client.group import Group
 
@@ -141,6 +141,7 @@ def test_a_reroute_of_an_explicit_rank_that_never_took_it_ends_with_an_error_tha
     assert end.finish_reason is FinishReason.ERROR
     assert end.first_position == UNKNOWN_POSITION
     assert "rank 0" in (end.error or "")
+    assert end.error_kind is ErrorKind.REQUEST
     assert len(group.dispatcher.in_flight) == 0
 
 
