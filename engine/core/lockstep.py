@@ -23,8 +23,11 @@ class LockstepRunner(Runner, Protocol):
     def row_device(self) -> str:
         """Return the device of the rows that travel between members."""
 
-    def load_rows(self, expert_ids: Sequence[int]) -> Any:
-        """Get ready to compute these experts, in any thread, while steps go on; return what ``join`` wants."""
+    def load_rows(self, expert_ids: Sequence[int], peers: Any = None) -> Any:
+        """Get ready to compute these experts, in any thread, while steps go on; return what ``join`` wants.
+
+        peers: hands over what other members hold; None when nobody is to be asked.
+        """
 
     def join(self, rows: Any, placement: Sequence[Sequence[int]], index: int, transport: Any) -> None:
         """Step in this company from now on: an exchange of references, nothing blocks.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from engine.core.lockstep import LockstepRunner
+from engine.parallel.expert_rows import PeerRows
 from engine.parallel.transport import Transport, form_transports
 from engine.wire.ids import EngineId
 from engine.wire.messages import Membership
@@ -46,7 +47,7 @@ def prepare_epoch(
     host: str,
     must_leave: Callable[[], bool],
 ) -> EpochGroup:
-    """Load what a membership asks of this member and connect to the others; waits until all of them do the same.
+    """Connect to the members of a group and get the experts this one shall hold; waits until all do the same.
 
     generation: of the coordinator that proposed it; with the epoch it names the attempt, which is never repeated.
     host: the address by which peers reach this process. must_leave: asked while one of its collectives is waited for.
@@ -55,7 +56,6 @@ def prepare_epoch(
         GroupBrokenError: not everybody came. StartupError: the weights are not there.
     """
     index = membership.members.index(engine_id)
-    experts = runner.load_rows(membership.expert_placement[index])
     store_host, _, store_port = membership.store_address.rpartition(":")
     headers, rows = form_transports(
         (store_host.strip("[]"), int(store_port)),
@@ -66,6 +66,10 @@ def prepare_epoch(
         must_leave,
         host=host,
     )
+    placement = membership.expert_placement
+    # Not over ``rows``: on CUDA two groups of one device that are used from two threads may wait for each other.
+    peers = PeerRows(headers, index, membership.held, placement) if any(membership.held) else None
+    experts = runner.load_rows(placement[index], peers)
     return EpochGroup(membership, index, headers, rows, experts)
 
 

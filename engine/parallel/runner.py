@@ -1,7 +1,7 @@
 """Runs the steps of one member of a lockstep group: its own tokens, and its experts for everybody's."""
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -9,12 +9,13 @@ from transformers.utils.logging import disable_progress_bar
 from engine.config import ModelConfig, SchedulerConfig
 from engine.core.protocol import RunnerLimits
 from engine.model.description import describe
-from engine.model.expert_weights import ExpertCheckpoint, ExpertTensors
+from engine.model.expert_weights import ExpertCheckpoint
 from engine.model.loader import LoadedModel
 from engine.model.names import resolve_model
 from engine.model.placement import computes_natively, select_device, select_dtype
 from engine.model.progress import OnProgress, progress_bars_to
 from engine.model.source import load_failure
+from engine.parallel.expert_rows import ExpertRows, PeerRows
 from engine.parallel.experts import (
     EXPERTS_NAME,
     CallRecorder,
@@ -32,18 +33,7 @@ from engine.runner.torch_runner import TorchRunner
 from engine.scheduler.plan import Sample, StepPlan
 from engine.wire.errors import StartupError
 
-
-@dataclass(frozen=True, slots=True)
-class ExpertRows:
-    """The experts of one placement on the device. expert_ids: ascending, as the rows of ``tensors``."""
-
-    expert_ids: tuple[int, ...]
-    tensors: ExpertTensors
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the memory they take."""
-        return sum(tensor.nbytes for module in self.tensors.values() for tensor in module.values())
+_logger = logging.getLogger(__name__)
 
 
 class ParallelRunner:
@@ -107,27 +97,22 @@ class ParallelRunner:
             self._loads += self._shared.loads
         self.install(rows, SharedExperts(transport, table, index, self.num_experts))
 
-    def load_rows(self, expert_ids: Sequence[int]) -> ExpertRows:
-        """Return the rows of some experts: those installed are taken from there, the others from the checkpoint.
+    def load_rows(self, expert_ids: Sequence[int], peers: PeerRows | None = None) -> ExpertRows:
+        """Return the rows of some experts: what is installed, else what peers give, else what the checkpoint holds.
 
         Raises:
-            StartupError: the checkpoint cannot be read any more.
+            GroupBrokenError: a peer is gone. StartupError: the checkpoint cannot be read any more.
         """
-        wanted, rows = tuple(sorted(expert_ids)), self._rows
-        if wanted == rows.expert_ids:
+        rows = self._rows
+        given = [] if peers is None else [peers.exchange(rows)]
+        at_hand = {expert for source in (rows, *given) for expert in source.expert_ids}
+        missing = tuple(sorted(set(expert_ids) - at_hand))
+        if not given and not missing and tuple(sorted(expert_ids)) == rows.expert_ids:
             return rows
-        missing = [expert for expert in wanted if expert not in rows.expert_ids]
-        loaded = self._checkpoint.load_experts(missing)
-        return ExpertRows(
-            wanted,
-            {
-                name: {
-                    parameter: _gather(wanted, rows, loaded[name][parameter], tensor, missing)
-                    for parameter, tensor in parameters.items()
-                }
-                for name, parameters in rows.tensors.items()
-            },
-        )
+        num_given = sum(len(source.expert_ids) for source in given)
+        _logger.info("experts: %d from peers, %d from the checkpoint", num_given, len(missing))
+        loaded = ExpertRows(missing, self._checkpoint.load_experts(missing))
+        return rows.gather(expert_ids, *given, loaded)
 
     def install(self, rows: ExpertRows, shared: SharedExperts) -> None:
         """Compute these experts, in this company, from the next step on."""
@@ -219,16 +204,3 @@ def _dtype(config: ModelConfig, device: torch.device) -> torch.dtype | None:
     if dtype is None and not computes_natively(device, torch.bfloat16):
         return torch.float32
     return dtype
-
-
-def _gather(
-    wanted: Sequence[int], rows: ExpertRows, loaded: torch.Tensor, held: torch.Tensor, missing: Sequence[int]
-) -> torch.Tensor:
-    """Return [len(wanted), ...] out of what is held and what was loaded, in ascending order of the experts."""
-    gathered = held.new_empty(len(wanted), *held.shape[1:])
-    for row, expert in enumerate(wanted):
-        if expert in rows.expert_ids:
-            gathered[row] = held[rows.expert_ids.index(expert)]
-        else:
-            gathered[row] = loaded[missing.index(expert)].to(gathered.dtype)
-    return gathered

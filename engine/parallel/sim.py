@@ -24,8 +24,8 @@ class SimLockstepRunner(SimRunner):
         """Return where the rows are."""
         return "cpu"
 
-    def load_rows(self, expert_ids: Sequence[int]) -> list[int]:
-        """Pretend to load experts."""
+    def load_rows(self, expert_ids: Sequence[int], peers: Any = None) -> list[int]:
+        """Pretend to load experts; ``peers`` are not asked, as they have nothing."""
         self._sleep(self._config.load_s_per_expert * len(expert_ids))
         return list(expert_ids)
 

@@ -12,12 +12,14 @@ class Membership(Struct, array_like=True, frozen=True):
 
     expert_placement: ascending expert ids of each member; empty for independent ranks.
     store_address: ``host:port`` where the members of a lockstep group meet to connect; one of theirs.
+    held: expert ids each member holds already, for peers to hand over; empty when nobody can be asked.
     """
 
     epoch: int
     members: list[EngineId]
     expert_placement: list[list[int]] = []
     store_address: str = ""
+    held: list[list[int]] = []
 
 
 class MemberStatus(Struct, array_like=True, frozen=True):

@@ -119,14 +119,16 @@ class LockstepGroup:
         self._max_epoch += 1
         first = self._reports[members[0].rank].member
         assert first is not None, "only members of a lockstep group are proposed"
+        held = [self._held(member) for member in members]
         placement = place_experts(
             first.num_experts,
-            [self._held(member) for member in members],
+            held,
             min(self._num_redundant, first.num_experts * (len(members) - 1)),
             self._expert_loads() if self._must_rebalance else None,
         )
         self._must_rebalance = False
-        self.proposal = Membership(self._max_epoch, members, placement, first.store_address)
+        # Where a group broke, a member may hold what the epoch before placed on it: then nobody asks its peers.
+        self.proposal = Membership(self._max_epoch, members, placement, first.store_address, [] if direct else held)
         self.direct = direct
 
     # --- the planned way --------------------------------------------------------------------------------------------
