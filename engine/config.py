@@ -110,7 +110,6 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     build_id, config_hash: must be the same in the whole deployment.
     security: keys of lines between hosts, without the servers' secret; None leaves all lines plain.
     settings: what the operator wants at the start; newer ones come with the group's state.
-    lockstep_host: address at which the other members of a lockstep group reach this process.
     is_joining: the deployment serves already, and grows by this engine.
     """
 
@@ -124,5 +123,4 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log_level: str = "INFO"
     security: WireSecurity | None = None
     settings: ClusterSettings = ClusterSettings()
-    lockstep_host: str = "127.0.0.1"
     is_joining: bool = False

@@ -13,6 +13,7 @@ from engine.parallel.header import exchange_headers
 from engine.parallel.member import Member, Stance
 from engine.parallel.transport import GroupBrokenError, serve_store
 from engine.proc.member_line import MemberLine
+from engine.proc.own_address import own_address
 from engine.proc.proc import EngineCoreProc
 from engine.scheduler.plan import Sample, StepPlan
 from engine.wire.errors import EngineDeadError, StartupError
@@ -52,7 +53,8 @@ class DPEngineCoreProc(EngineCoreProc):
 
     def _loop(self, core: EngineCore) -> None:
         assert isinstance(core, LockstepCore), "a lockstep rank has a lockstep core"
-        self._store = serve_store(self._spec.lockstep_host)
+        self._host = own_address(self._spec.report_endpoint)
+        self._store = serve_store(self._host)
         try:
             self._serve_together(core)
         finally:
@@ -140,7 +142,7 @@ class DPEngineCoreProc(EngineCoreProc):
         ).start()
 
     def _prepare_aside(self, runner: LockstepRunner, membership: Membership, generation: int) -> None:
-        host, line, epoch = self._spec.lockstep_host, self._line, membership.epoch
+        host, line, epoch = self._host, self._line, membership.epoch
         try:
             group = prepare_epoch(
                 runner, self._spec.engine_id, membership, generation, host, lambda: line.must_leave(epoch)
@@ -225,7 +227,7 @@ class DPEngineCoreProc(EngineCoreProc):
 
     def _tell(self, core: LockstepCore) -> None:
         """Let the next report show where this rank stands."""
-        host, port = self._spec.lockstep_host, self._store.port
+        host, port = self._host, self._store.port
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         runner = core.lockstep_runner
         self._line.publish(self._member, runner.num_experts, address, runner.expert_loads())
