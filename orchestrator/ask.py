@@ -1,6 +1,7 @@
 """Asking a running deployment from the command line: where it answers, with which key, and what went wrong."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from orchestrator.run_dir import live_runs
 
 ADMIN_KEY_VARIABLE = "SHOAL_ADMIN_API_KEY"
 API_KEY_VARIABLE = "SHOAL_API_KEY"
+
+_CONNECT_S = 10.0
 
 
 def find_url(run_dir: Path | None) -> str:
@@ -33,7 +36,7 @@ def find_key(given: str | None, environment: Mapping[str, str]) -> str | None:
     return given or environment.get(ADMIN_KEY_VARIABLE) or environment.get(API_KEY_VARIABLE, "").split(",")[0] or None
 
 
-def ask(method: str, url: str, key: str | None, timeout_s: float, json: Any = None) -> Any:
+def ask(method: str, url: str, key: str | None, timeout_s: float, body: Any = None) -> Any:
     """Send one request and return the JSON of its answer.
 
     Raises:
@@ -41,13 +44,54 @@ def ask(method: str, url: str, key: str | None, timeout_s: float, json: Any = No
     """
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
-        answer = httpx.request(method, url, headers=headers, json=json, timeout=timeout_s, trust_env=False)
+        answer = httpx.request(method, url, headers=headers, json=body, timeout=timeout_s, trust_env=False)
         content = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise ShoalError(f"{url} does not answer like a deployment of Shoal: {error}") from error
     if answer.is_error:
         raise ShoalError(_reason(content) or f"{url} answers with status {answer.status_code}")
     return content
+
+
+class Asker:
+    """One deployment and the key it is asked with."""
+
+    def __init__(self, url: str | None, run_dir: Path | None, key: str | None, environment: Mapping[str, str]) -> None:
+        """Find it: at ``url``, else on this machine.
+
+        Raises:
+            ShoalError: there is none, or more than one.
+        """
+        self._base = (url or find_url(run_dir)).rstrip("/")
+        self._key = find_key(key, environment)
+
+    def ask(self, method: str, path: str, timeout_s: float, body: Any = None) -> Any:
+        """Send one request, see ``ask``."""
+        return ask(method, f"{self._base}{path}", self._key, timeout_s, body)
+
+    def lines(self, path: str) -> Iterator[str]:
+        """Yield the lines of an answer that does not end by itself.
+
+        Raises:
+            ShoalError: no answer, or one that says no.
+        """
+        headers = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
+        timeout = httpx.Timeout(_CONNECT_S, read=None)
+        url = f"{self._base}{path}"
+        try:
+            with httpx.stream("GET", url, headers=headers, timeout=timeout, trust_env=False) as answer:
+                if answer.is_error:
+                    raise ShoalError(_reason(_json(answer.read())) or f"{url} answers with {answer.status_code}")
+                yield from answer.iter_lines()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ShoalError(f"{url} does not answer like a deployment of Shoal: {error}") from error
+
+
+def _json(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None
 
 
 def _reason(content: Any) -> str:

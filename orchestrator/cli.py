@@ -10,8 +10,10 @@ from orchestrator.admin_commands import COMMANDS, run
 from orchestrator.config_sources import ConfigError, load
 from orchestrator.guard import check_packages
 from orchestrator.options import USAGE_ERROR, knob_flags, make_parser
+from orchestrator.scale_command import run_events, run_scale
 
 _FAILED = 1
+_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return print_status(options.url, options.run_dir, options.key, as_json=options.json)
         if options.command in COMMANDS:
             return run(options, os.environ)
+        if options.command == "scale":
+            return run_scale(options, os.environ)
+        if options.command == "events":
+            run_events(options, os.environ)
         print(f"shoal {version('shoal')}")
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     except ShoalError as error:
         print(f"shoal: error: {error}", file=sys.stderr)
         return USAGE_ERROR if isinstance(error, ConfigError) else _FAILED

@@ -57,6 +57,9 @@ class ServeConfig(BaseModel):
     enable_expert_parallel: bool = knob(
         False, "parallelism", "ranks step together and share out the experts of a mixture-of-experts model"
     )
+    max_data_parallel_size: int | None = knob(
+        None, "parallelism", "ranks that scaling may reach; default: as many as there is room for", ge=1, le=1024
+    )
     num_redundant_experts: int = knob(0, "parallelism", "replicas of experts beside one copy of each", ge=0)
     min_data_parallel_size: int = knob(
         1, "parallelism", "ranks below which an expert-parallel group does not serve, nor is scaled to", ge=1
@@ -189,6 +192,8 @@ class ServeConfig(BaseModel):
     def _group_is_possible(self) -> "ServeConfig":
         if self.min_data_parallel_size > self.data_parallel_size:
             raise ValueError("--min-data-parallel-size is more than --data-parallel-size")
+        if self.max_data_parallel_size is not None and self.max_data_parallel_size < self.data_parallel_size:
+            raise ValueError("--max-data-parallel-size is less than --data-parallel-size")
         return self
 
     @model_validator(mode="after")

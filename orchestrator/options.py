@@ -12,6 +12,7 @@ from rich_argparse import RichHelpFormatter
 from orchestrator.admin_commands import add_address, add_commands
 from orchestrator.config import GROUPS, ServeConfig
 from orchestrator.config_sources import flag_of, nearest
+from orchestrator.scale_command import add_scale_commands
 
 USAGE_ERROR = 2
 
@@ -46,6 +47,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_status(commands)
     add_commands(commands)
+    add_scale_commands(commands)
     commands.add_parser("version", help="print the version", formatter_class=RichHelpFormatter)
     return parser
 

@@ -74,4 +74,5 @@ def _make_host(config: ServeConfig, run_dir: RunDir) -> EngineHost:
     # ray takes 0.6 s and 60 MB to import, which no other command and no local deployment should pay
     from orchestrator.launch.ray_host import RayHost
 
-    return RayHost(config.ray_address, config.advertise_host, config.num_threads, run_dir.path, pass_on)
+    max_ranks = config.max_data_parallel_size or 1
+    return RayHost(config.ray_address, config.advertise_host, config.num_threads, run_dir.path, pass_on, max_ranks)

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.wire.errors import EngineError, ShoalError, StartupError
-from engine.wire.ids import ClientId
+from engine.wire.ids import ClientId, EngineId
 from engine.wire.sockets import ipc_endpoint
 from lb.config import CoordinatorSpec, LockstepConfig
 from orchestrator.api_group import ApiGroup
@@ -24,6 +24,11 @@ from orchestrator.launch.host import EngineHost
 from orchestrator.premises import Premises
 from orchestrator.progress import StartProgress, start_progress
 from orchestrator.restarts import RestartRule
+from orchestrator.scaling.desk import ScaleDesk
+from orchestrator.scaling.operations import ScaleOperations
+from orchestrator.scaling.plan import MAX_RANKS, ScaleLimits
+from orchestrator.scaling.scaler import Scaler
+from orchestrator.scaling.steps import ScaleDeadlines
 from orchestrator.seats import SeatStatus
 from orchestrator.specs import Wiring, api_spec, engine_spec, served_model_name
 from orchestrator.tokenizer_export import find_tokenizer
@@ -130,17 +135,37 @@ class Supervisor:
         self._engines = engines
         self._stops.append(engines.stop)
         engines.connect(wiring.coordinator, wiring.security)
-        control = self._control = self._start_control(engines)
+        control = self._control = self._start_control(engines, self._make_scaler(engines))
         level = self._config.log_level
         await engines.start(lambda engine_id: engine_spec(engine_id, engine, wiring, level, control.settings))
         return engines
 
-    def _start_control(self, engines: EngineGroup) -> ClusterControl:
+    def _make_scaler(self, engines: EngineGroup) -> Scaler:
+        config = self._config
+        operations = ScaleOperations(
+            ScaleLimits(config.min_data_parallel_size, config.max_data_parallel_size or MAX_RANKS),
+            ScaleDeadlines(load_s=config.start_timeout),
+            is_lockstep=config.enable_expert_parallel,
+        )
+        scaler = Scaler(engines, self._host, operations, self._reached, self._on_rank_left)
+        self._stops.append(scaler.stop)
+        return scaler
+
+    def _on_rank_left(self, rank: int) -> None:
+        assert self._control is not None
+        self._control.forget_rank(rank)
+
+    async def _reached(self) -> set[EngineId]:
+        assert self._control is not None
+        return await self._control.reached()
+
+    def _start_control(self, engines: EngineGroup, scaler: Scaler) -> ClusterControl:
         control = ClusterControl(
             ipc_endpoint(self._premises.run_dir.path, "control"),
             lambda: [seat.engine_id.rank for seat in engines.seats],
             engines.publish_settings,
             self._config.log_level,
+            ScaleDesk(scaler, engines, self._config.executor).handlers(),
         )
         self._stops.append(control.stop)
         return control

@@ -13,6 +13,9 @@ from engine.wire.errors import EngineDeadError, EngineError, InvalidRequestError
 from orchestrator.control.errors import ControlRefusedError, ControlUnavailableError
 from orchestrator.control.messages import Fault
 
+_REFUSALS = {"invalid": 400, "not_found": 404, "conflict": 409, "no_capacity": 409, "not_now": 503}
+"""The status for what the supervisor refuses, by its code."""
+
 logger = logging.getLogger(__name__)
 
 _MAX_TEXT = 1_000  # characters of a message or a field's name in an answer
@@ -102,7 +105,10 @@ def _from_fault(fault: Fault) -> ApiError:
     """Return the answer for what the supervisor refused."""
     if not fault.is_callers:
         return ApiError(500, fault.message, "server_error", code="control_failed")
-    return ApiError(404 if fault.subject == "rank" else 400, fault.message, param=fault.subject or None)
+    status = _REFUSALS.get(fault.code, 404 if fault.subject == "rank" else 400)
+    retry_after_s = 1 if status == 503 else None
+    code = fault.code or None
+    return ApiError(status, fault.message, param=fault.subject or None, code=code, retry_after_s=retry_after_s)
 
 
 def _from_validation(error: ValidationError) -> ApiError:

@@ -20,9 +20,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from client.dplb_async_mp_client import DPLBAsyncMPClient
 from engine.wire.errors import ShoalError, StartupError
+from engine.wire.ids import EngineId
 from engine.wire.messages import ClusterSettings
 from engine.wire.process import set_log_level
 from lb.totals import RankTotals
+from lb.views import EngineState
 from metrics.deployment import DeploymentReading, DeploymentStats
 from metrics.loop_lag import LoopLag
 from orchestrator.api.acceptor import Acceptor
@@ -36,8 +38,10 @@ from orchestrator.api.config import ApiSpec
 from orchestrator.api.generation import GenerationApp
 from orchestrator.api.move_meter import MoveMeter
 from orchestrator.api.open_requests import OpenRequests
+from orchestrator.api.scale_routes import scale_router
+from orchestrator.control.calls import Handler
 from orchestrator.control.client import ControlClient
-from orchestrator.control.messages import AbortRequests
+from orchestrator.control.messages import AbortRequests, ListReached
 from orchestrator.llm.async_llm import AsyncLLM
 from orchestrator.llm.tokenizer import TextTokenizer
 
@@ -66,7 +70,8 @@ class ApiServer:
         self._move_meter = MoveMeter(stats)
         self._lag = LoopLag(asyncio.get_running_loop(), self._beat)
         self._open_requests = OpenRequests()
-        self._control = ControlClient(client_id, spec.control_endpoint, {AbortRequests: self._abort_requests})
+        asked: dict[type, Handler] = {AbortRequests: self._abort_requests, ListReached: self._list_reached}
+        self._control = ControlClient(client_id, spec.control_endpoint, asked)
         self._client.on_settings = self._follow
         context = AppContext(
             llm=self._llm,
@@ -76,7 +81,7 @@ class ApiServer:
             served_model_name=spec.served_model_name,
             model_root=spec.model_root,
             settings=lambda: self._client.settings,
-            routes=[self._admin_router()],
+            routes=[self._admin_router(), scale_router(self._control)],
         )
         app: Any = GenerationApp(
             self._llm, self._admission, stats, spec.served_model_name, self._open_requests, make_app(context)
@@ -198,6 +203,11 @@ class ApiServer:
     def _read_stats(self) -> DeploymentReading:
         self._beat()
         return self._stats.read()
+
+    async def _list_reached(self, _: ListReached) -> list[EngineId]:
+        """Return the engines that can be sent to."""
+        views = self._client.engine_views()
+        return [view.engine_id for view in views if view.state in (EngineState.READY, EngineState.LEAVING)]
 
     async def _abort_requests(self, operation: AbortRequests) -> list[str]:
         """End what this process has of these requests; return the names it knew."""

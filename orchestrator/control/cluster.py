@@ -2,18 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, get_args
 
-from engine.wire.ids import ClientId
+import msgspec
+
+from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import ClusterSettings
 from engine.wire.process import set_log_level
 from orchestrator.control.calls import Handler
-from orchestrator.control.messages import AbortRequests, GetSettings, SettingsChange
+from orchestrator.control.messages import AbortRequests, Cordon, GetSettings, ListReached, SettingsChange
 from orchestrator.control.server import ControlServer
 from orchestrator.control.settings import SettingsKeeper
 
 _RELAY_S = 5.0
+_REACH_S = 1.0  # an API process that hangs holds up no scale operation
 
 _log = logging.getLogger(__name__)
 
@@ -27,10 +30,12 @@ class ClusterControl:
         ranks: Callable[[], Collection[int]],
         publish: Callable[[ClusterSettings], None],
         log_level: str,
+        handlers: Mapping[type, Handler],
     ) -> None:
         """Listen.
 
         ranks: those there are. publish: called with every new settings. log_level: when the settings name none.
+        handlers: what else may be asked.
 
         Raises:
             AddressError: the endpoint cannot be bound.
@@ -38,10 +43,9 @@ class ClusterControl:
         self._keeper = SettingsKeeper(ranks)
         self._publish = publish
         self._log_level = log_level
-        handlers: dict[type, Handler] = dict.fromkeys(get_args(SettingsChange), self._change)
-        handlers[GetSettings] = self._get
-        handlers[AbortRequests] = self._abort
-        self._server = ControlServer(endpoint, handlers)
+        own: dict[type, Handler] = dict.fromkeys(get_args(SettingsChange), self._change)
+        own |= {GetSettings: self._get, AbortRequests: self._abort}
+        self._server = ControlServer(endpoint, own | dict(handlers))
 
     @property
     def endpoint(self) -> str:
@@ -52,6 +56,17 @@ class ClusterControl:
     def settings(self) -> ClusterSettings:
         """Return what the operator wants now."""
         return self._keeper.current
+
+    def forget_rank(self, rank: int) -> None:
+        """Want nothing of a rank that leaves: whoever takes its number up again begins without."""
+        if rank in self._keeper.current.cordoned:
+            self._publish(self._keeper.change(Cordon(rank, is_on=False)))
+
+    async def reached(self) -> set[EngineId]:
+        """Return the engines that every API process which answers can send requests to."""
+        answers = await self._server.ask_all(ListReached(), _REACH_S)
+        reached = [set(msgspec.convert(said, list[EngineId])) for said in answers.values() if isinstance(said, list)]
+        return set.intersection(*reached) if reached else set()
 
     def on_client_gone(self, client_id: ClientId) -> None:
         """Ask an API process no more: its process has ended."""

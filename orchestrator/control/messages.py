@@ -63,10 +63,56 @@ class AbortRequests(Struct, frozen=True, array_like=True, tag="abort"):
     names: list[str] | None
 
 
+class Scale(Struct, frozen=True, array_like=True, tag="scale"):
+    """Begin a scale operation; answered with it. size, remove, drain_timeout_s: see ``ScaleWish``. key: idempotency."""
+
+    size: int | None
+    remove: list[int]
+    drain_timeout_s: float
+    key: str | None
+
+
+class ListScales(Struct, frozen=True, array_like=True, tag="scales"):
+    """Ask for the scale operations that are remembered, the newest first."""
+
+
+class GetScale(Struct, frozen=True, array_like=True, tag="get_scale"):
+    """Ask for one scale operation."""
+
+    operation_id: str
+
+
+class CancelScale(Struct, frozen=True, array_like=True, tag="cancel_scale"):
+    """Undo a scale operation that is not beyond its point of no return."""
+
+    operation_id: str
+
+
+class GetCapacity(Struct, frozen=True, array_like=True, tag="capacity"):
+    """Ask how far the deployment could grow."""
+
+
+class WaitEvents(Struct, frozen=True, array_like=True, tag="events"):
+    """Ask for the events behind a number as soon as there are any, at the latest after ``wait_s``.
+
+    after: None asks for the newest number alone, at once.
+    """
+
+    after: int | None
+    wait_s: float
+
+
+class ListReached(Struct, frozen=True, array_like=True, tag="reached"):
+    """Ask an API process to which engines it can send requests; answered with their names."""
+
+
 SettingsChange = Pause | Resume | Sleep | WakeUp | Cordon | Rebalance | SetLogLevel
 """What changes ``ClusterSettings``; answered with the new ones."""
 
-Operation = SettingsChange | GetSettings | AbortRequests
+ScaleCall = Scale | ListScales | GetScale | CancelScale | GetCapacity | WaitEvents
+"""What is asked about scaling."""
+
+Operation = SettingsChange | GetSettings | AbortRequests | ScaleCall | ListReached
 
 
 # --- envelopes ------------------------------------------------------------------------------------------------------
@@ -75,12 +121,14 @@ Operation = SettingsChange | GetSettings | AbortRequests
 class Fault(Struct, frozen=True, array_like=True):
     """Why an operation was not done.
 
-    is_callers: it can never be done as asked, so a repetition fails again. subject: what of it is at fault.
+    is_callers: it cannot be done as asked, so a repetition fails again. subject: what of it is at fault. code: one
+    word for programs.
     """
 
     message: str
     is_callers: bool = False
     subject: str = ""
+    code: str = ""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag=1):

@@ -64,6 +64,19 @@ class Site:
     address: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How much room there is for more ranks.
+
+    num_free: further ranks that fit now; None where nobody keeps count. text: what there is, for people. resources: the
+    same as numbers.
+    """
+
+    num_free: int | None
+    text: str
+    resources: dict[str, float]
+
+
 class EngineHost(Protocol):
     """Starts engine processes, says when they end, and ends those that do not obey."""
 
@@ -73,6 +86,19 @@ class EngineHost(Protocol):
         Raises:
             StartupError: naming what is missing.
         """
+
+    def capacity(self) -> Capacity:
+        """Say how many more ranks there is room for, as far as can be known beforehand."""
+
+    async def reserve(self, rank: int) -> None:
+        """Reserve a place for one more rank; cancelled, it leaves none behind.
+
+        Raises:
+            StartupError: naming what is missing.
+        """
+
+    async def release(self, rank: int) -> None:
+        """Give up the place of a rank whose engine has ended, with all that was kept there for the next one."""
 
     async def start(self, spec: EngineSpec) -> EngineHandle:
         """Start one engine and return as soon as its process has been ordered; it may still fail: see ``exited``.

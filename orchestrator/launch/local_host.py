@@ -1,6 +1,7 @@
 """Hosts engines as plain child processes of the supervisor, for tests and benchmarks on one machine."""
 
 import asyncio
+import os
 import signal
 import socket
 from typing import Any
@@ -9,7 +10,7 @@ import msgspec
 
 from engine.config import EngineSpec
 from engine.wire.ids import EngineId
-from orchestrator.launch.host import EngineHandle, LineSink, Site
+from orchestrator.launch.host import Capacity, EngineHandle, LineSink, Site
 from orchestrator.launch.subprocess import ChildProcess, start_child
 
 ENGINE_MODULE = "engine.main"
@@ -26,6 +27,17 @@ class LocalHost:
     async def open(self, num_ranks: int, device: str) -> Site:
         """Reserve nothing: processes share this machine as they can."""
         return Site(device=device, address=self._advertise_host)
+
+    def capacity(self) -> Capacity:
+        """Name the cores; nobody counts who uses them."""
+        num_cores = os.cpu_count() or 1
+        return Capacity(None, f"{num_cores} CPU cores, shared by all ranks", {"CPU": float(num_cores)})
+
+    async def reserve(self, rank: int) -> None:
+        """Reserve nothing, as ``open``."""
+
+    async def release(self, rank: int) -> None:
+        """Give nothing up, as nothing was reserved."""
 
     async def start(self, spec: EngineSpec) -> EngineHandle:
         """Start one engine process."""

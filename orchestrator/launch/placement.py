@@ -46,6 +46,11 @@ def plan_placement(num_ranks: int, device: str, num_threads: int, nodes: Sequenc
     return PlacementPlan("cpu", {"CPU": float(num_threads)})
 
 
+def count_places(bundle: Mapping[str, float], free: Sequence[Mapping[str, float]]) -> int:
+    """Return how many more ranks fit. bundle: what one reserves. free: what each living node has left."""
+    return sum(min(int(node.get(name, 0.0) // amount) for name, amount in bundle.items()) for node in free)
+
+
 def _of(nodes: Sequence[NodeResources]) -> str:
     return f" ({_count(len(nodes), 'node')})"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private.state import available_resources_per_node  # nothing public tells nodes apart without a dashboard
 
 from engine.wire.errors import StartupError
 from orchestrator.launch.host import LineSink
@@ -68,6 +69,12 @@ def living_nodes() -> list[NodeResources]:
 def free_resources() -> dict[str, float]:
     """Return what is free in the cluster as a whole."""
     return dict(ray.available_resources())  # type: ignore[no-untyped-call]
+
+
+def free_on_nodes() -> list[dict[str, float]]:
+    """Return what is free on each living node. Ray's own view of other nodes is a moment old."""
+    nodes: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
+    return list(nodes.values())
 
 
 def own_address() -> str:

@@ -13,9 +13,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from engine.config import EngineSpec
 from engine.wire.ids import EngineId
 from orchestrator.launch import ray_cluster
-from orchestrator.launch.host import EngineExit, EngineHandle, LineSink, Site
-from orchestrator.launch.placement import plan_placement
-from orchestrator.launch.ray_places import RayPlaces
+from orchestrator.launch.host import Capacity, EngineExit, EngineHandle, LineSink, Site
+from orchestrator.launch.placement import count_places, plan_placement
+from orchestrator.launch.ray_places import RayPlaces, amounts
 from orchestrator.launch.reaper import reap
 from orchestrator.launch.shell import EngineShell, engine_mark
 from orchestrator.launch.subprocess import NUM_LAST_LINES
@@ -45,11 +45,19 @@ class RayHost:
     """
 
     def __init__(
-        self, address: str | None, advertise_host: str | None, num_threads: int, run_dir: Path, on_line: LineSink
+        self,
+        address: str | None,
+        advertise_host: str | None,
+        num_threads: int,
+        run_dir: Path,
+        on_line: LineSink,
+        max_ranks: int = 1,
     ) -> None:
+        """max_ranks: how far the deployment may grow; a cluster of its own is made large enough for that."""
         self._address = address
         self._advertise_host = advertise_host
         self._num_threads = num_threads
+        self._max_ranks = max_ranks
         self._run_dir = run_dir
         self._on_line = on_line
         self._places: RayPlaces | None = None
@@ -64,13 +72,39 @@ class RayHost:
             StartupError: no Ray, or not enough CPUs or GPUs in it.
         """
         if self._address is None:
-            ray_cluster.start_cluster(self._run_dir, num_ranks * self._num_threads)
+            ray_cluster.start_cluster(self._run_dir, max(num_ranks, self._max_ranks) * self._num_threads)
         else:
             await ray_cluster.join_cluster(self._address, self._on_line)
         plan = plan_placement(num_ranks, device, self._num_threads, ray_cluster.living_nodes())
         self._places = RayPlaces(num_ranks, plan.bundle)
         await self._places.wait()
         return Site(device=plan.device, address=self._line_address())
+
+    def capacity(self) -> Capacity:
+        """Count what fits on each node beside all that is reserved there."""
+        assert self._places is not None
+        bundle = self._places.bundle
+        free, in_all = ray_cluster.free_on_nodes(), ray_cluster.free_resources()
+        text = f"each rank needs {amounts(bundle)}; the Ray cluster has {amounts(in_all)} free on {len(free)} node(s)"
+        return Capacity(count_places(bundle, free), text, {name: in_all.get(name, 0.0) for name in ("CPU", "GPU")})
+
+    async def reserve(self, rank: int) -> None:
+        """Make one more placement group.
+
+        Raises:
+            StartupError: it finds no place soon.
+        """
+        assert self._places is not None
+        await self._places.add(rank)
+
+    async def release(self, rank: int) -> None:
+        """End a rank's shell, see to it that nothing of its engine is left, and remove its placement group."""
+        self._kill_shell(rank)
+        vacating = self._vacating.pop(rank, None)
+        if vacating is not None:
+            await vacating
+        if self._places is not None:
+            self._places.remove(rank)
 
     async def start(self, spec: EngineSpec) -> EngineHandle:
         """Run one engine in its rank's shell; a rank without a living one gets a new one in its placement group.

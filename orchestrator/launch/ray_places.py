@@ -29,7 +29,27 @@ class RayPlaces:
 
     def __init__(self, num_ranks: int, bundle: Mapping[str, float]) -> None:
         self.bundle = dict(bundle)
-        self._groups: list[PlacementGroup] = [placement_group([self.bundle]) for _ in range(num_ranks)]
+        self._groups: dict[int, PlacementGroup] = {rank: placement_group([self.bundle]) for rank in range(num_ranks)}
+
+    async def add(self, rank: int) -> None:
+        """Reserve a place for one more rank; none is left behind by a failure or a cancel.
+
+        Raises:
+            StartupError: there is none soon; says what is needed and what is free.
+        """
+        assert rank not in self._groups
+        self._groups[rank] = placement_group([self.bundle])
+        try:
+            await self.wait()
+        except BaseException:
+            self.remove(rank)
+            raise
+
+    def remove(self, rank: int) -> None:
+        """Give the place of a rank back, if it has one."""
+        group = self._groups.pop(rank, None)
+        if group is not None:
+            remove_placement_group(group)
 
     async def wait(self) -> None:
         """Wait until every rank has its place.
@@ -38,11 +58,11 @@ class RayPlaces:
             StartupError: they do not all have one soon; says what is needed and what is free.
         """
         deadline = asyncio.get_running_loop().time() + _PLACE_S
-        while waiting := [group for group in self._groups if not _is_placed(group)]:
+        while waiting := [group for group in self._groups.values() if not _is_placed(group)]:
             if asyncio.get_running_loop().time() > deadline:
                 raise StartupError(
                     f"{len(waiting)} of {len(self._groups)} ranks find no place within {_PLACE_S:g} s: each needs "
-                    f"{_amounts(self.bundle)}, the Ray cluster has {_amounts(ray_cluster.free_resources())} free"
+                    f"{amounts(self.bundle)}, the Ray cluster has {amounts(ray_cluster.free_resources())} free"
                 )
             await asyncio.sleep(_PLACE_POLL_S)
 
@@ -50,7 +70,7 @@ class RayPlaces:
         """Wait until a rank has a place again, for as long as that takes: a lost node may be replaced after minutes."""
         if _is_placed(self._groups[rank]):
             return
-        _LOG.warning("rank %d has lost its node and waits for %s elsewhere", rank, _amounts(self.bundle))
+        _LOG.warning("rank %d has lost its node and waits for %s elsewhere", rank, amounts(self.bundle))
         while not _is_placed(self._groups[rank]):  # noqa: ASYNC110 - Ray tells nobody, it has to be asked
             await asyncio.sleep(_REPLACE_POLL_S)
 
@@ -69,16 +89,16 @@ class RayPlaces:
 
     def release(self) -> None:
         """Give every place back; idempotent."""
-        for group in self._groups:
-            remove_placement_group(group)
-        self._groups.clear()
+        for rank in list(self._groups):
+            self.remove(rank)
 
 
 def _is_placed(group: PlacementGroup) -> bool:
     return bool(placement_group_table(group)["state"] == _PLACED)
 
 
-def _amounts(resources: Mapping[str, float]) -> str:
+def amounts(resources: Mapping[str, float]) -> str:
+    """Name amounts of what a rank can need."""
     return (
         " and ".join(f"{resources.get(name, 0.0):g} {name}" for name in ("CPU", "GPU") if resources.get(name))
         or "nothing"

@@ -28,7 +28,8 @@ class ScaleOperation:
     point of no return any failure, and ``cancel``, undoes what was done: new ranks hand back what they got and go, and
     ranks that were to leave take requests again. Behind it nothing can fail any more, only last.
 
-    phase, error, blocking_ranks: of now; the last are those that the phase waits for. history: phases in their order.
+    created_at: Unix time, for people. phase, error, blocking_ranks: of now; the last are those that the phase waits
+    for. history: phases in their order.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class ScaleOperation:
         is_lockstep: bool,
         deadlines: ScaleDeadlines,
         now: float,
+        created_at: float = 0.0,
     ) -> None:
         """Begin at ``now`` (monotonic seconds, as in ``advance``). key: the caller's name for it, if it gave one."""
         self.id = operation_id
         self.key = key
         self.wish = wish
         self.plan = plan
+        self.created_at = created_at
         self.error: str | None = None
         self.history: list[PhaseRecord] = []
         self.blocking_ranks: tuple[int, ...] = ()

@@ -20,11 +20,13 @@ class ScaleOperations:
         deadlines: ScaleDeadlines,
         is_lockstep: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.limits = limits
         self._deadlines = deadlines
-        self._is_lockstep = is_lockstep
+        self.is_lockstep = is_lockstep
         self._clock = clock
+        self._wall_clock = wall_clock
         self._operations: dict[str, ScaleOperation] = {}
         self._num_drawn = 0
 
@@ -77,7 +79,9 @@ class ScaleOperations:
         assert self.running is None, "one at a time"
         self._num_drawn += 1
         operation_id = f"scale-{self._num_drawn}"
-        operation = ScaleOperation(operation_id, key, wish, plan, self._is_lockstep, self._deadlines, now=self._clock())
+        operation = ScaleOperation(
+            operation_id, key, wish, plan, self.is_lockstep, self._deadlines, self._clock(), self._wall_clock()
+        )
         self._operations[operation_id] = operation
         while len(self._operations) > NUM_REMEMBERED:
             del self._operations[next(iter(self._operations))]

@@ -2,67 +2,23 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig, EngineKind, EngineSpec
 from engine.wire.errors import StartupError
 from engine.wire.ids import EngineId
 from engine.wire.messages import GroupState, Membership, Suspect
 from orchestrator.engine_group import EngineGroup
-from orchestrator.launch.host import EngineExit, EngineHandle, Site
+from orchestrator.launch.host import EngineExit
 from orchestrator.progress import LineProgress
 from orchestrator.restarts import MAX_PAUSE_S, RestartRule
 from orchestrator.seats import SeatStatus
 from tests.contract.deployment import eventually
+from tests.unit.orchestrator.puppet_host import PuppetHost, make_spec
 
 RULE = RestartRule(max_in_row=2, first_pause_s=0.0)
 GONE = EngineExit(-9, "killed by SIGKILL")
-
-
-@dataclass
-class PuppetHost:
-    """An ``EngineHost`` without processes. refusals: errors that the next starts end with."""
-
-    handles: dict[EngineId, EngineHandle] = field(default_factory=dict)
-    killed: list[EngineId] = field(default_factory=list)
-    refusals: list[Exception] = field(default_factory=list)
-    num_starts: int = 0
-
-    async def open(self, num_ranks: int, device: str) -> Site:
-        return Site(device, None)
-
-    async def start(self, spec: EngineSpec) -> EngineHandle:
-        self.num_starts += 1
-        if self.refusals:
-            raise self.refusals.pop(0)
-        handle = EngineHandle(spec.engine_id, asyncio.get_running_loop().create_future())
-        self.handles[spec.engine_id] = handle
-        return handle
-
-    def kill(self, engine_id: EngineId) -> None:
-        self.killed.append(engine_id)
-        self.end(engine_id)
-
-    def end(self, engine_id: EngineId, end: EngineExit = GONE) -> None:
-        self.handles[engine_id].exited.set_result(end)
-
-    async def stop(self, _hurry: Any) -> list[str]:
-        return []
-
-
-def make_spec(engine_id: EngineId) -> EngineSpec:
-    return EngineSpec(
-        engine_id=engine_id,
-        engine=EngineConfig(kind=EngineKind.SIM),
-        report_endpoint="",
-        state_endpoint="",
-        build_id="",
-        config_hash="",
-    )
 
 
 def group_state(seq: int, *suspects: Suspect) -> GroupState:
