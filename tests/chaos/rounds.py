@@ -52,7 +52,8 @@ def run_rounds(
     """
     url, rng = served.wait_ready(), random.Random(seed)
     unbroken = asyncio.run(ask_all(url, asks))
-    assert not [said.error for said in unbroken if said.error]
+    errors = [(ask.body, said.error) for ask, said in zip(asks, unbroken, strict=True) if said.error]
+    assert not errors, errors[:3]
     for number, fault in enumerate(faults):
         victim = rng.choice(list(ranks_of(url).values()))
         strike = partial(_strike, fault, victim, rng.uniform(0, longest_wait_s))

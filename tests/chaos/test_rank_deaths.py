@@ -1,12 +1,16 @@
 """Ranks are killed or frozen under 64 open streams, again and again: no stream is lost and none says anything else."""
 
 import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
+from tqdm import tqdm
 
 from tests.chaos.rounds import Fault, kill_engine, kill_shell, run_rounds, stop_engine
-from tests.chaos.streams import NUM_STREAMS, mixed_asks
+from tests.chaos.streams import NUM_STREAMS, differences_within_margin, mixed_asks
 from tests.integration.serving import Deployment, deployment
+from tests.integration.test_sampling import MODEL, SCHEMA, save_model
 
 SIM = ("--engine", "sim", "--data-parallel-size", "4", "--sim-step-ms", "10", "--stall-timeout", "3")
 LOCAL = (*SIM, "--executor", "local")
@@ -46,4 +50,28 @@ def test_thirty_rounds_of_local_ranks(fault: Fault, seed: int) -> None:
 def test_thirty_rounds_of_ranks_on_ray(seed: int) -> None:
     with deployment(*SIM, "--max-restarts", "100") as served:
         run_rounds(served, mixed_asks(NUM_STREAMS, MAX_TOKENS), [kill_engine, kill_shell] * 5, seed=seed)
+        end(served)
+
+
+@chaos
+@pytest.mark.ray
+@pytest.mark.timeout(1800)
+def test_rounds_of_real_models_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)
+    save_model(tmp_path / MODEL, poisoned=False)
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}
+    extra: list[dict[str, Any]] = [
+        {"temperature": 0, "logprobs": True, "top_logprobs": 2},
+        {"temperature": 0.8, "response_format": schema, "ignore_eos": False},
+    ]
+    model = ("--model", str(tmp_path / MODEL), "--dtype", "float32", "--data-parallel-size", "4")
+    with deployment(*model, "--max-restarts", "100") as served:
+        run_rounds(
+            served,
+            mixed_asks(NUM_STREAMS, 300, MODEL, extra),
+            [kill_engine, kill_shell] * 5,
+            seed=4,
+            longest_wait_s=0.5,
+            compare=differences_within_margin,
+        )
         end(served)

@@ -29,8 +29,8 @@ SCHEMA = {
 }
 
 
-def save_model(folder: Path) -> None:
-    """Save a random model over bytes; one byte has an embedding that is not a number."""
+def save_model(folder: Path, *, poisoned: bool = True) -> None:
+    """Save a random model over bytes; poisoned, one byte has an embedding that is not a number."""
     torch.manual_seed(7)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -46,8 +46,9 @@ def save_model(folder: Path) -> None:
         eos_token_id=EOS,
     )
     model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        model.model.embed_tokens.weight[encode(POISON)[0]] = torch.nan
+    if poisoned:
+        with torch.no_grad():
+            model.model.embed_tokens.weight[encode(POISON)[0]] = torch.nan
     model.save_pretrained(folder)
     save_byte_tokenizer(folder)
     (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
