@@ -17,6 +17,8 @@ from engine.wire.tensors import Buffer, TensorFrames
 M = TypeVar("M")
 
 _ENCODER = msgspec.msgpack.Encoder()
+_NO_MESSAGE = (OverflowError, UnicodeEncodeError, RecursionError)
+"""What msgpack raises besides ``TypeError``: integers of more than 64 bits, halves of surrogate pairs, depth."""
 
 
 def encode(message: Any) -> bytes:
@@ -25,7 +27,10 @@ def encode(message: Any) -> bytes:
     Raises:
         TypeError: it holds something msgpack cannot carry, or a tensor.
     """
-    return _ENCODER.encode(message)
+    try:
+        return _ENCODER.encode(message)
+    except _NO_MESSAGE as error:
+        raise TypeError(f"this cannot travel: {error}") from error
 
 
 class FrameEncoder:
@@ -43,6 +48,8 @@ class FrameEncoder:
         """
         try:
             frame = self._encoder.encode(message)
+        except _NO_MESSAGE as error:
+            raise TypeError(f"this cannot travel: {error}") from error
         finally:
             tensors = self._tensors.collected()
         return [frame, *tensors]

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from client.utility_calls import NO_ANSWER
+from engine.wire.codec import encode
 from engine.wire.errors import UnknownMethodError, UtilityError
 from engine.wire.messages import ClusterSettings, Load
 from lb.views import EngineState, EngineView
@@ -118,10 +119,13 @@ class Admin:
             ApiError: 400 no such method, or arguments that cannot travel; 500 it failed somewhere, 504 a rank did not
                 answer in time: both hold every rank's result or reason.
         """
+        call = (method, timeout_s, list(args), dict(kwargs))
         try:
-            return await self._client.call_ranks_async(
-                "collective_rpc", (method, timeout_s, list(args), dict(kwargs)), timeout_s
-            )
+            encode(call)
+        except TypeError as error:
+            raise ApiError(400, f"an argument of {method}: {error}", param="args", code="cannot_travel") from error
+        try:
+            return await self._client.call_ranks_async("collective_rpc", call, timeout_s)
         except UtilityError as error:
             raise _to_answer(method, error) from error
 

@@ -267,6 +267,7 @@ def test_server_info_says_what_runs(http: httpx.Client) -> None:
         ("/abort_requests", {}, None),
         ("/abort_requests", {"request_ids": ["a"], "all": True}, None),
         ("/collective_rpc", {"method": "echo", "argv": []}, "argv"),
+        ("/collective_rpc", {"method": "echo", "args": [2**64]}, "args"),
     ],
 )
 def test_what_makes_no_sense_is_400_and_named(http: httpx.Client, path: str, body: Any, param: str | None) -> None:

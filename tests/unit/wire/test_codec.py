@@ -160,3 +160,18 @@ def test_an_older_message_without_the_appended_fields_gets_their_defaults() -> N
 
     assert Decoder[Newer](Newer).decode(encode(Older(3))) == Newer(3)
     assert Decoder[Older](Older).decode(encode(Newer(3, "x"))) == Older(3)
+
+
+def _nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("encoder", [encode, FrameEncoder().encode])
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, "\ud800", object(), _nested(5_000)], ids=lambda v: str(type(v)))
+def test_what_cannot_travel_is_one_kind_of_error(encoder: Callable[[Any], Any], value: Any) -> None:
+    with pytest.raises(TypeError):
+        encoder(UtilityRequest(CLIENT, 3, 1, "echo", [value]))
+    encoder(UtilityRequest(CLIENT, 3, 1, "echo", [1]))
