@@ -85,7 +85,7 @@ class LoopThread:
         finally:
             with self._lock:
                 left, self._open = self._open or {}, None
-            for future, work in left.items():
+            for future, work in list(left.items()):  # a copy: ``_forget`` in another thread may hold the table still
                 future.cancel()
                 work.close()
 

@@ -33,10 +33,17 @@ class SyncOutputs:
         """Hand over every batch until there are no more."""
         while True:
             self._queue.put(await client.get_output_async())
-            self._room.clear()
-            self._is_full = len(self) >= self._limit
-            if self._is_full:
-                await self._room.wait()
+            if len(self) >= self._limit:
+                await self._wait_room()
+
+    async def _wait_room(self) -> None:
+        """Wait until half of the batches are taken."""
+        self._room.clear()
+        self._is_full = True
+        # Looked at again: callers that took them before they could know that they are waited for have set nothing.
+        if len(self) > self._limit // 2:
+            await self._room.wait()
+        self._is_full = False
 
     def on_filled(self, filling: "Future[None]") -> None:
         """Note that ``fill`` has ended: let callers have the reason once they have had the batches."""
