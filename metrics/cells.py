@@ -54,9 +54,10 @@ class SharedCells:
         self._fd = fd
         if os.fstat(fd).st_size == 0:
             os.ftruncate(fd, _FIRST_BYTES)
-            _USED.pack_into(mmap.mmap(fd, 0), 0, _USED.size)
         self._map = mmap.mmap(fd, 0)
-        self._runs: dict[str, Numbers] = dict(_records(self._map))
+        if _used(fd) == 0:  # new, or its first writer died just then
+            _USED.pack_into(self._map, 0, _USED.size)
+        self._runs: dict[str, Numbers] = dict(_records(self._map, _used(fd)))
 
     def run(self, name: str, num_cells: int) -> Numbers:
         """Return the numbers of that name; see ``Cells``."""
@@ -94,8 +95,9 @@ def read_cells(fd: int) -> Reading:
     """Return what is in shared memory now, whoever writes there."""
     if os.fstat(fd).st_size == 0:
         return {}
+    end = _used(fd)  # before the map, which may be too small for what a writer adds behind it
     shared = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-    return {name: list(numbers) for name, numbers in _records(shared)}
+    return {name: list(numbers) for name, numbers in _records(shared, end)}
 
 
 def add_up(readings: Iterable[Reading]) -> Reading:
@@ -108,9 +110,13 @@ def add_up(readings: Iterable[Reading]) -> Reading:
     return sums
 
 
-def _records(shared: mmap.mmap) -> "Iterator[tuple[str, memoryview[float]]]":
+def _used(fd: int) -> int:
+    (end,) = _USED.unpack(os.pread(fd, _USED.size, 0))
+    return int(end)
+
+
+def _records(shared: mmap.mmap, end: int) -> "Iterator[tuple[str, memoryview[float]]]":
     at = _USED.size
-    (end,) = _USED.unpack_from(shared)
     while at < end:
         name_bytes, num_cells = _HEAD.unpack_from(shared, at)
         name_at = at + _HEAD.size

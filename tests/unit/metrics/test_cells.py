@@ -1,10 +1,12 @@
 """Numbers in shared memory: kept, continued, read by others, whole whenever their writer dies."""
 
+import mmap
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -58,6 +60,30 @@ def test_half_a_record_of_a_dead_writer_counts_for_nothing(fd: int) -> None:
     os.pwrite(fd, b"\x07" * 64, used)
     assert read_cells(fd) == {"a": [1]}
     assert list(SharedCells(fd).run("b", 2)) == [0, 0]
+
+
+def test_a_writer_that_died_before_its_first_number_leaves_memory_that_its_successor_can_use(fd: int) -> None:
+    os.ftruncate(fd, 64 * 1024)  # as far as it got
+    assert read_cells(fd) == {}
+    SharedCells(fd).run("a", 2)[1] = 3
+    SharedCells(fd).run("b", 1)[0] = 4
+    assert read_cells(fd) == {"a": [0, 3], "b": [4]}
+
+
+def test_a_reading_is_whole_while_the_memory_grows(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = SharedCells(fd)
+    cells.run("a", 1)[0] = 1
+    make_map = mmap.mmap
+
+    def make_map_then_grow(*arguments: Any, **options: Any) -> mmap.mmap:
+        made = make_map(*arguments, **options)
+        monkeypatch.undo()
+        cells.run("large", 100_000)[99_999] = 2
+        return made
+
+    monkeypatch.setattr("metrics.cells.mmap.mmap", make_map_then_grow)
+    assert read_cells(fd) == {"a": [1]}
+    assert read_cells(fd)["large"][-1] == 2
 
 
 WRITER = """
