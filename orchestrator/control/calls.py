@@ -100,6 +100,8 @@ class Desk:
             reply(Answer(call.call_id, result))
         except ControlRefusedError as error:
             reply(_refusal(call, error.fault))
+        except TimeoutError:
+            reply(_refusal(call, Fault(f"not done within {call.timeout_s:g} s")))
         except Exception as error:  # noqa: BLE001 - the asker gets it; the line lives
             _log.exception("%s failed", type(call.operation).__name__)
             reply(_refusal(call, Fault(f"{type(error).__name__}: {error}")))

@@ -13,7 +13,7 @@ from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import ClientId
 from engine.wire.sockets import AsyncReceiver, Frames, SendOutcome, bind, make_socket, send_nowait
 from orchestrator.control.calls import Desk, Handler, OpenCalls
-from orchestrator.control.errors import ControlError
+from orchestrator.control.errors import ControlError, ControlUnavailableError
 from orchestrator.control.messages import Answer, Call, Hello, Message, Operation
 
 MAX_PEERS = 1024
@@ -38,6 +38,7 @@ class ControlServer:
         self._drops = Drops()
         self._decoder: Decoder[Message] = Decoder(Message)
         self._peers: dict[ClientId, bytes] = {}
+        self._asked: dict[asyncio.Future[Any], ClientId] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._socket = make_socket(self._context, zmq.ROUTER, high_water_mark=_HIGH_WATER_MARK)
@@ -55,17 +56,27 @@ class ControlServer:
     async def ask_all(self, operation: Operation, timeout_s: float) -> dict[ClientId, Any]:
         """Ask every API process at once; return what each answered, or the ``ControlError`` that its call became.
 
-        One whose process is gone is left out: what it had is gone with it.
+        One whose process is gone, or goes meanwhile, is left out: what it had is gone with it.
+
+        Raises:
+            ControlUnavailableError: too many calls wait already.
         """
-        asked = {client_id: self._ask(client_id, operation, timeout_s) for client_id in self.peers}
-        futures = {client_id: future for client_id, future in asked.items() if future is not None}
-        if futures:
-            await asyncio.wait(futures.values(), timeout=timeout_s)
-        return {client_id: _outcome(future, timeout_s) for client_id, future in futures.items()}
+        futures: dict[ClientId, asyncio.Future[Any]] = {}
+        try:
+            for client_id in self.peers:
+                futures[client_id] = self._ask(client_id, operation, timeout_s)
+            if futures:
+                await asyncio.wait(futures.values(), timeout=timeout_s)
+            return {who: _outcome(future, timeout_s) for who, future in futures.items() if not future.cancelled()}
+        finally:
+            for future in futures.values():
+                future.cancel()
 
     def forget(self, client_id: ClientId) -> None:
         """Ask an API process no more: its process has ended."""
         self._peers.pop(client_id, None)
+        for future in [future for future, asked in self._asked.items() if asked == client_id]:
+            future.cancel()
 
     def statistics(self) -> dict[str, int]:
         """Return what was dropped, by kind, and how many peers and calls there are."""
@@ -78,21 +89,25 @@ class ControlServer:
         await self._desk.aclose()
         self._context.destroy(linger=0)
 
-    def _ask(self, client_id: ClientId, operation: Operation, timeout_s: float) -> "asyncio.Future[Any] | None":
+    def _ask(self, client_id: ClientId, operation: Operation, timeout_s: float) -> "asyncio.Future[Any]":
+        """Return the future of one call; it is cancelled when the process is gone."""
         call_id, future = self._open.open()
-        if self._send(self._peers[client_id], Call(call_id, operation, timeout_s)):
-            return future
-        self.forget(client_id)
-        future.cancel()
-        return None
+        self._asked[future] = client_id
+        future.add_done_callback(self._asked.pop)
+        match self._send(self._peers[client_id], Call(call_id, operation, timeout_s)):
+            case SendOutcome.NOT_CONNECTED:
+                self.forget(client_id)
+            case SendOutcome.FULL:
+                future.set_exception(ControlUnavailableError("it takes no more control calls"))
+        return future
 
-    def _send(self, identity: bytes, message: Message) -> bool:
+    def _send(self, identity: bytes, message: Message) -> SendOutcome:
         outcome = send_nowait(self._socket, [identity, encode(message)])
         self._receiver.poke()  # a send may swallow the socket's wake-up
-        return outcome is not SendOutcome.NOT_CONNECTED
+        return outcome
 
     def _reply(self, identity: bytes, answer: Answer) -> None:
-        if not self._send(identity, answer):
+        if self._send(identity, answer) is not SendOutcome.ACCEPTED:
             self._drops.drop("undelivered_control_answers", identity.hex())
 
     def _on_frames(self, frames: Frames) -> None:
@@ -112,11 +127,11 @@ class ControlServer:
                     self._drops.drop("late_control_answers", identity.hex())
 
     def _welcome(self, client_id: ClientId, identity: bytes) -> None:
-        for known in [known for known in self._peers if known.index == client_id.index]:
+        for known in [known for known in self._peers if known.index == client_id.index and known != client_id]:
             if known.incarnation > client_id.incarnation:
                 self._drops.drop("stale_control_peers", str(client_id))
                 return
-            del self._peers[known]
+            self.forget(known)
         if len(self._peers) < MAX_PEERS:
             self._peers[client_id] = identity
         else:
@@ -125,7 +140,6 @@ class ControlServer:
 
 def _outcome(future: "asyncio.Future[Any]", timeout_s: float) -> Any:
     if not future.done():
-        future.cancel()
         return ControlError(f"no answer within {timeout_s:g} s")
     error = future.exception()
     return future.result() if error is None else error

@@ -136,6 +136,10 @@ async def test_calls_that_wait_are_bounded() -> None:
         await asyncio.gather(*calls, return_exceptions=True)
 
 
+async def never_abort(_: AbortRequests) -> None:
+    await asyncio.Event().wait()
+
+
 def saying(what: Any) -> Mapping[type, Handler]:
     async def say(_: AbortRequests) -> Any:
         return what
@@ -144,12 +148,9 @@ def saying(what: Any) -> Mapping[type, Handler]:
 
 
 async def test_every_process_is_asked_and_one_that_does_not_answer_is_named() -> None:
-    async def silent(_: AbortRequests) -> None:
-        await asyncio.Event().wait()
-
     async with line() as control:
         await control.join(0, handlers=saying(["a"]))
-        await control.join(1, handlers={AbortRequests: silent})
+        await control.join(1, handlers={AbortRequests: never_abort})
         await control.join(2)
         answers = await control.server.ask_all(AbortRequests(["a"]), 0.2)
         assert answers.pop(ClientId(0, 1)) == ["a"]
@@ -165,6 +166,42 @@ async def test_a_process_that_is_gone_is_not_waited_for() -> None:
         await gone.aclose()
         control.server.forget(ClientId(0, 1))
         assert await control.server.ask_all(AbortRequests(None), TIMEOUT_S) == {ClientId(1, 1): 2}
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+async def test_a_process_that_goes_while_it_is_asked_is_not_waited_for(comes_back: bool) -> None:
+    async with line() as control:
+        await control.join(0, handlers={AbortRequests: never_abort})
+        await control.join(1, handlers=saying(2))
+        asking = asyncio.create_task(control.server.ask_all(AbortRequests(None), TIMEOUT_S))
+        await eventually(lambda: control.server.statistics()["control_calls"] == 1)
+        if comes_back:
+            await control.join(0, 2, saying("new"))
+        else:
+            control.server.forget(ClientId(0, 1))
+        assert await asking == {ClientId(1, 1): 2}
+
+
+async def test_asking_all_leaves_no_call_behind_however_it_ends() -> None:
+    async with line() as control:
+        for index in range(2):
+            await control.join(index, handlers={AbortRequests: never_abort})
+        given_up = asyncio.create_task(control.server.ask_all(AbortRequests(None), TIMEOUT_S))
+        await eventually(lambda: control.server.statistics()["control_calls"] == 2)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        num_askers = MAX_OPEN_CALLS // 2
+        askers = [control.server.ask_all(AbortRequests(None), TIMEOUT_S) for _ in range(num_askers - 1)]
+        waiting = [asyncio.create_task(asker) for asker in askers]
+        await eventually(lambda: control.server.statistics()["control_calls"] == 2 * (num_askers - 1))
+        one_more = asyncio.create_task(control.server.ask_all(AbortRequests(None), TIMEOUT_S))
+        await eventually(lambda: control.server.statistics()["control_calls"] == MAX_OPEN_CALLS)
+        with pytest.raises(ControlUnavailableError, match="wait for their answer already"):
+            await control.server.ask_all(AbortRequests(None), TIMEOUT_S)
+        for task in (*waiting, one_more):
+            task.cancel()
+        await asyncio.wait((*waiting, one_more))
+        assert control.server.statistics()["control_calls"] == 0
 
 
 async def test_a_restarted_process_takes_the_place_of_its_predecessor() -> None:
