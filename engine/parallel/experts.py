@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import embedding_bag, linear
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from engine.model.expert_weights import ExpertTensors, find_experts
@@ -168,18 +168,23 @@ def compute_rows(module: Any, hidden: torch.Tensor, rows: torch.Tensor, weights:
 
     rows: [T, k], rows of the module's stacked weights; ``module.num_experts`` and above are left out.
     """
-    total = torch.zeros_like(hidden)
     chosen = rows.flatten()
     order = chosen.argsort(stable=True)
-    tokens, shares = order // rows.shape[1], weights.flatten()[order, None]
+    counts = torch.bincount(chosen, minlength=module.num_experts).tolist()[: module.num_experts]
+    num_given = sum(counts)
+    order = order[:num_given]
+    given = hidden.new_empty(num_given + 1, hidden.shape[1], dtype=torch.promote_types(hidden.dtype, weights.dtype))
+    given[num_given] = 0
     start = 0
-    for row, count in enumerate(torch.bincount(chosen, minlength=module.num_experts).tolist()[: module.num_experts]):
-        if count:
-            pairs = slice(start, start + count)
-            given = _run_expert(module, row, hidden[tokens[pairs]]) * shares[pairs]
-            total.index_add_(0, tokens[pairs], given.to(total.dtype))
-        start += count
-    return total
+    for row, tokens in enumerate(torch.split(hidden[order // rows.shape[1]], counts)):
+        if len(tokens):
+            given[start : start + len(tokens)] = _run_expert(module, row, tokens)
+            start += len(tokens)
+    places = torch.full_like(chosen, num_given)  # what others compute adds the last row, and that is zero
+    places[order] = torch.arange(num_given, device=chosen.device)
+    # Adds in the order of the choices; index_add_ does not on CUDA.
+    total = embedding_bag(places.view_as(rows), given, mode="sum", per_sample_weights=weights.to(given.dtype))
+    return total.to(hidden.dtype)
 
 
 def _run_expert(module: Any, row: int, hidden: torch.Tensor) -> torch.Tensor:
@@ -213,7 +218,8 @@ def _unpack(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Undo ``_pack``; hidden, index and weights show types and widths."""
     widths = [_width(hidden), 4 * index.shape[1], _width(weights)]
-    parts = [part.contiguous() for part in torch.split(rows, widths, dim=1)]
+    # Copied also where a part is contiguous, as that of a single row is: it need not lie where its type may lie.
+    parts = [part.clone(memory_format=torch.contiguous_format) for part in torch.split(rows, widths, dim=1)]
     return (
         parts[0].view(hidden.dtype),
         parts[1].view(torch.int32).long(),

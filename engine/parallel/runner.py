@@ -49,15 +49,15 @@ class ParallelRunner:
             StartupError: see ``TorchRunner``; or the model's experts cannot be shared out.
         """
         register_experts()
-        recorder = CallRecorder()
-        self._seam = ExpertsSeam(recorder)
+        self._seam = ExpertsSeam(CallRecorder())
+        self._device = select_device(model.device)
         self._loaded: LoadedModel | None = None
         self._runner = TorchRunner(model, scheduler, on_progress, load=self._load_dense)
-        self._calls = self._calls_of_one_token(recorder)
+        self._calls = self._calls_of_one_token()
         disable_progress_bar()  # type: ignore[no-untyped-call]  # rows are loaded while it serves, and nobody watches
-        self._rows = ExpertRows((), self._checkpoint.load_experts(()))
+        self._rows = self._no_rows()
         self._shared: SharedExperts | None = None
-        self._asleep: tuple[int, ...] = ()
+        self._asleep: tuple[int, ...] | None = None  # experts to get at the end of a sleep
         self._loads = torch.zeros(self.num_experts, dtype=torch.int64)  # of the groups before
 
     @property
@@ -78,12 +78,12 @@ class ParallelRunner:
     @property
     def device(self) -> torch.device:
         """Return where rows travel from and to."""
-        return self._model.device
+        return self._device
 
     @property
     def row_device(self) -> str:
         """Return the same by name."""
-        return str(self._model.device)
+        return str(self._device)
 
     def expert_loads(self) -> list[int]:
         """Return how often this rank's own tokens chose each expert, over all layers; only grows."""
@@ -115,11 +115,14 @@ class ParallelRunner:
         return rows.gather(expert_ids, *given, loaded)
 
     def install(self, rows: ExpertRows, shared: SharedExperts) -> None:
-        """Compute these experts, in this company, from the next step on."""
-        install_rows(self._model.model, rows.tensors)
-        self._rows = rows
+        """Compute these experts, in this company, from the next step on; while asleep only note which."""
         self._shared = shared
         self._seam.step = shared
+        if self._asleep is not None:
+            self._asleep = rows.expert_ids
+            return
+        install_rows(self._model.model, rows.tensors)
+        self._rows = rows
 
     def run_shared(self, plan: StepPlan, sizes: Sequence[int]) -> Sequence[Sample]:
         """Take part in a step; one sample per chunk with ``samples`` set, in plan order.
@@ -143,11 +146,14 @@ class ParallelRunner:
 
     def sleep(self, level: int) -> None:
         """Give memory back until ``wake_up``: 1 the cache and the weights' place on the device, 2 the weights too."""
-        self._asleep = self._rows.expert_ids
-        self._runner.sleep(level)
+        if self._asleep is None:  # else it goes to a deeper level
+            self._asleep = self._rows.expert_ids
+        self._rows = self._no_rows()
+        if self._loaded is not None:
+            install_rows(self._loaded.model, self._rows.tensors)
         if level > 1:
-            self._loaded = None
-        self._rows = ExpertRows((), self._checkpoint.load_experts(()))
+            self._loaded, self._calls = None, ()  # they hold the modules
+        self._runner.sleep(level)
 
     def wake_up(self, on_progress: OnProgress) -> None:
         """Put the weights back, read again where they were dropped, the experts always.
@@ -156,7 +162,9 @@ class ParallelRunner:
             StartupError: the weights can no longer be read. RuntimeError: the device has not the memory any more.
         """
         self._runner.wake_up(on_progress)
-        rows = self.load_rows(self._asleep)
+        self._calls = self._calls or self._calls_of_one_token()
+        rows = self.load_rows(self._asleep or ())
+        self._asleep = None
         install_rows(self._model.model, rows.tensors)
         self._rows = rows
 
@@ -171,18 +179,31 @@ class ParallelRunner:
         assert self._loaded is not None, "the runner is closed"
         return self._loaded
 
-    def _calls_of_one_token(self, recorder: CallRecorder) -> Sequence[ExpertsCall]:
-        """Return what a forward pass asks of the experts, in order; loading may have run any number of tokens."""
-        recorder.calls.clear()
-        zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-        run_one_token(self._model.model, self.device, input_ids=zero)
+    def _no_rows(self) -> ExpertRows:
+        empty = self._checkpoint.load_experts(())
+        on_device = {
+            name: {parameter: tensor.to(self._device) for parameter, tensor in parameters.items()}
+            for name, parameters in empty.items()
+        }
+        return ExpertRows((), on_device)
+
+    def _calls_of_one_token(self) -> Sequence[ExpertsCall]:
+        """Return what a forward pass asks of the experts, in order; no token gets to any expert."""
+        recorder, step = CallRecorder(), self._seam.step
+        self._seam.step = recorder
+        try:
+            run_one_token(
+                self._model.model, self._device, input_ids=torch.zeros(1, 1, dtype=torch.int64, device=self._device)
+            )
+        finally:
+            self._seam.step = step
         return tuple(recorder.calls)
 
     def _load_dense(self, config: ModelConfig, attention: str, on_progress: OnProgress) -> LoadedModel:
         resolved = resolve_model(config.model, config.gguf_file)
         if resolved.gguf_file is not None:
             raise StartupError("expert parallelism reads safetensors, not GGUF")
-        device = select_device(config.device)
+        device = self._device
         on_progress("reading the dense weights", 0.0)
         try:
             with progress_bars_to(on_progress, 0.1, 0.9):

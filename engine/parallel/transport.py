@@ -4,6 +4,8 @@ Every exchange is an all-to-all, on purpose: when a peer dies in the middle of o
 milliseconds, while with ring collectives distant ranks wait for the time limit.
 """
 
+import os
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -16,6 +18,7 @@ from engine.wire.errors import EngineError
 dist: Any = _distributed  # half of what is used here the library exports without saying so
 
 _POLL = timedelta(milliseconds=20)
+_DEVICE_POLL_S = 0.000_02
 _CONNECT_TIMEOUT = timedelta(seconds=60)
 _COLLECTIVE_TIMEOUT = timedelta(hours=24)
 """None of its own: who is slow is judged by the coordinator, and whoever is told to leave leaves at the next poll."""
@@ -51,8 +54,9 @@ class TorchTransport:
     """An all-to-all over a process group of its own, so that the default group and other epochs are untouched."""
 
     def __init__(self, group: Any, num_members: int, must_leave: Callable[[], bool]) -> None:
-        """Wrap a process group. must_leave: asked about every 20 ms while a collective is waited for."""
+        """Wrap a process group. must_leave: asked every 20 ms or more often while a collective is waited for."""
         self.num_members = num_members
+        self._wait = _wait_on_device if group.name() == "nccl" else _wait_on_host
         self.num_entered = 0
         self._group: Any | None = group
         self._must_leave = must_leave
@@ -72,7 +76,7 @@ class TorchTransport:
                 [size * width for size in receive_sizes],
                 [size * width for size in send_sizes],
             )
-            self._wait(work)
+            self._wait(group, work, self._must_leave)
         except RuntimeError as error:  # what torch raises for a connection that is gone
             raise GroupBrokenError(f"a collective broke: {error}") from error
         return received
@@ -81,17 +85,31 @@ class TorchTransport:
         """See ``Transport``."""
         self._group = None
 
-    def _wait(self, work: Any) -> None:
-        while True:
-            try:
-                work.wait(_POLL)
-            except RuntimeError:  # out of time, or broken: the library says both alike
-                if not work.is_completed():
-                    if self._must_leave():
-                        raise GroupBrokenError("told to leave a collective") from None
-                    continue
-                work.wait()  # it has ended meanwhile; this tells how
-            return
+
+def _wait_on_host(_group: Any, work: Any, must_leave: Callable[[], bool]) -> None:
+    while True:
+        try:
+            work.wait(_POLL)
+        except RuntimeError:  # out of time, or broken: the library says both alike
+            if not work.is_completed():
+                if must_leave():
+                    raise GroupBrokenError("told to leave a collective") from None
+                continue
+            work.wait()  # it has ended meanwhile; this tells how
+        return
+
+
+def _wait_on_device(group: Any, work: Any, must_leave: Callable[[], bool]) -> None:
+    """Poll: NCCL takes a wait that runs out of time for the failure of the communicator.
+
+    Nor will it let go of a collective that a peer does not join, so who leaves ends it for this rank.
+    """
+    while not work.is_completed():
+        if must_leave():
+            group.abort()
+            raise GroupBrokenError("told to leave a collective")
+        time.sleep(_DEVICE_POLL_S)
+    work.wait(_POLL)  # raises what went wrong, and puts the current stream behind it
 
 
 def serve_store(host: str) -> Any:
@@ -116,10 +134,11 @@ def form_transports(
     store_address: of the store all members name. prefix: names this attempt; never used twice.
 
     Raises:
-        GroupBrokenError: not everybody came in time, or somebody died.
+        GroupBrokenError: not everybody came in time, somebody died, or the prefix was used before.
     """
     try:
         client = dist.TCPStore(*store_address, None, is_master=False, timeout=_CONNECT_TIMEOUT)
+        _claim(client, prefix, index)
         headers = _gloo(dist.PrefixStore(f"{prefix}/headers", client), index, num_members, host)
         if device.type == "cuda":
             rows = _nccl(dist.PrefixStore(f"{prefix}/rows", client), index, num_members)
@@ -133,6 +152,12 @@ def form_transports(
     return transports[0], transports[1]
 
 
+def _claim(store: Any, prefix: str, index: int) -> None:
+    """Refuse what was tried before: addresses of that attempt are still in the store, and nobody answers there."""
+    if store.add(f"{prefix}/members/{index}", 1) > 1:
+        raise GroupBrokenError(f"the group {prefix} was formed before, or member {index} is there twice")
+
+
 def _gloo(store: Any, index: int, num_members: int, host: str) -> Any:
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
@@ -141,6 +166,9 @@ def _gloo(store: Any, index: int, num_members: int, host: str) -> Any:
 
 
 def _nccl(store: Any, index: int, num_members: int) -> Any:
+    # Read by the constructor. Whoever breaks parks and waits for another epoch; the library would end the process.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = _COLLECTIVE_TIMEOUT
     return dist.ProcessGroupNCCL(store, index, num_members, options)
