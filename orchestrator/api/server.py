@@ -1,22 +1,15 @@
-"""The life of one API process: listen at once, wait for engines, serve, drain, go.
-
-uvicorn's own ``serve`` is not used: it takes the signals for itself, ignores SIGTERM while its lifespan start-up waits,
-and wakes ten times a second when idle. Its parts are driven in order here instead.
-"""
+"""The life of one API process: listen at once, wait for engines, serve, drain, go."""
 
 import asyncio
 import contextlib
 import logging
 import signal
-import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-import uvicorn
 from fastapi import APIRouter
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from client.dplb_async_mp_client import DPLBAsyncMPClient
 from engine.wire.errors import ShoalError, StartupError
@@ -27,7 +20,6 @@ from lb.totals import RankTotals
 from lb.views import EngineState
 from metrics.deployment import DeploymentReading, DeploymentStats
 from metrics.loop_lag import LoopLag
-from orchestrator.api.acceptor import Acceptor
 from orchestrator.api.admin import Admin
 from orchestrator.api.admin_routes import ServerInfo, admin_router
 from orchestrator.api.admission import Admission
@@ -36,6 +28,7 @@ from orchestrator.api.auth import Guard, KeyRing
 from orchestrator.api.catch_up import any_is_loading, wait_reaches_all
 from orchestrator.api.config import ApiSpec
 from orchestrator.api.generation import GenerationApp
+from orchestrator.api.http import HttpServer
 from orchestrator.api.move_meter import MoveMeter
 from orchestrator.api.open_requests import OpenRequests
 from orchestrator.api.scale_routes import scale_router
@@ -47,12 +40,9 @@ from orchestrator.llm.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
-_DATE_INTERVAL_S = 1.0
 _LAST_MESSAGE_S = 2.0
-_KEEP_ALIVE_S = 60
 _CATCH_UP_S = 5.0
 _SHOW_S = 0.05
-_CLOSE_S = 1  # for connections whose caller never finished its request
 
 
 class ApiServer:
@@ -73,22 +63,7 @@ class ApiServer:
         asked: dict[type, Handler] = {AbortRequests: self._abort_requests, ListReached: self._list_reached}
         self._control = ControlClient(client_id, spec.control_endpoint, asked)
         self._client.on_settings = self._follow
-        context = AppContext(
-            llm=self._llm,
-            admission=self._admission,
-            read_stats=self._read_stats,
-            index=client_id.index,
-            served_model_name=spec.served_model_name,
-            model_root=spec.model_root,
-            settings=lambda: self._client.settings,
-            routes=[self._admin_router(), scale_router(self._control)],
-        )
-        app: Any = GenerationApp(
-            self._llm, self._admission, stats, spec.served_model_name, self._open_requests, make_app(context)
-        )
-        keys = KeyRing(spec.api_keys, spec.admin_api_key)
-        self._http = uvicorn.Server(_http_config(app if keys.is_empty else Guard(keys, stats, app), spec.log_level))
-        self._acceptor = self._make_acceptor()
+        self._http = HttpServer(self._make_app(), spec.log_level, spec.listen_fd, self._stats.row, self._stats.siblings)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
 
@@ -106,11 +81,10 @@ class ApiServer:
     async def _start(self) -> None:
         self._llm.start()
         self._control.start()
-        await self._http.startup([])
-        await self._http.on_tick(0)
+        await self._http.prepare()
         if self._spec.client.client_id.incarnation > 1:
             await wait_reaches_all(self._client.engine_views, _CATCH_UP_S, self._stop)
-        self._acceptor.start()
+        self._http.open()
         _say_listening(self._spec)
 
     async def _serve(self) -> int:
@@ -118,7 +92,7 @@ class ApiServer:
         engines = asyncio.create_task(self._client.wait_ready(self._spec.start_timeout_s), name="api-wait-engines")
         line = asyncio.create_task(self._llm.wait_closed(), name="api-line-closed")
         stop = asyncio.create_task(self._stop.wait(), name="api-stop")
-        clock = asyncio.create_task(self._tick_date(), name="api-date")
+        clock = asyncio.create_task(self._http.keep_date(), name="api-date")
         show = asyncio.create_task(self._show_start(), name="api-show-start")
         try:
             await asyncio.wait({engines, line, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -139,7 +113,7 @@ class ApiServer:
     async def _drain(self) -> None:
         """Take no more, let streams end, abort the rest so that each gets its last message."""
         self._admission.drain()
-        self._acceptor.close()
+        self._http.shut()
         await self._wait_empty(self._spec.shutdown_timeout_s)
         if self._admission.num_open:
             logger.info("aborting %d requests that did not finish in time", self._admission.num_open)
@@ -160,15 +134,31 @@ class ApiServer:
 
     async def _close(self) -> None:
         """Close connections, then the text facade, then the line: each may still use the next."""
-        self._http.force_exit = True
-        await self._acceptor.aclose()
-        if self._http.started:
-            await self._http.shutdown()
+        await self._http.aclose()
         self._lag.close()
         await self._control.aclose()
         await self._llm.aclose()
         with contextlib.suppress(ShoalError):  # the line may be closed already: that may be why we end
             await self._client.aclose()
+
+    def _make_app(self) -> Any:
+        """Return the whole ASGI application: keys, then generation, then everything else."""
+        spec, stats = self._spec, self._stats.stats
+        context = AppContext(
+            llm=self._llm,
+            admission=self._admission,
+            read_stats=self._read_stats,
+            index=spec.client.client_id.index,
+            served_model_name=spec.served_model_name,
+            model_root=spec.model_root,
+            settings=lambda: self._client.settings,
+            routes=[self._admin_router(), scale_router(self._control)],
+        )
+        app = GenerationApp(
+            self._llm, self._admission, stats, spec.served_model_name, self._open_requests, make_app(context)
+        )
+        keys = KeyRing(spec.api_keys, spec.admin_api_key)
+        return app if keys.is_empty else Guard(keys, stats, app)
 
     def _admin_router(self) -> APIRouter:
         info = ServerInfo(
@@ -178,17 +168,6 @@ class ApiServer:
             serve_config=self._spec.serve_config,
         )
         return admin_router(Admin(self._client, self._control), self._llm, info)
-
-    def _make_acceptor(self) -> Acceptor:
-        config, state = self._http.config, self._http.server_state
-        config.load()
-        self._http.lifespan = config.lifespan_class(config)
-
-        def make_protocol(on_lost: Callable[[], None]) -> asyncio.Protocol:
-            return _CountedProtocol(on_lost, config, state, self._http.lifespan.state)
-
-        listener = socket.socket(fileno=self._spec.listen_fd)
-        return Acceptor(listener, make_protocol, self._stats.row, self._stats.siblings)
 
     def _beat(self) -> None:
         statistics = self._client.statistics()
@@ -227,11 +206,6 @@ class ApiServer:
             await asyncio.sleep(_SHOW_S)
         self._beat()
 
-    async def _tick_date(self) -> None:
-        while True:
-            await asyncio.sleep(_DATE_INTERVAL_S)
-            await self._http.on_tick(0)
-
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
@@ -245,35 +219,6 @@ class ApiServer:
         if self._stop.is_set():
             self._stop_now.set()
         self._stop.set()
-
-
-class _CountedProtocol(HttpToolsProtocol):
-    """One connection; says when it is lost."""
-
-    def __init__(self, on_lost: Callable[[], None], *uvicorn_arguments: Any) -> None:
-        super().__init__(*uvicorn_arguments)
-        self._on_lost = on_lost
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._on_lost()
-
-
-def _http_config(app: Any, log_level: str) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        interface="asgi3",
-        lifespan="off",
-        log_config=None,
-        log_level=log_level.lower(),
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_CLOSE_S,
-    )
 
 
 def _say_listening(spec: ApiSpec) -> None:

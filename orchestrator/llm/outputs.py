@@ -88,10 +88,7 @@ class OutputProcessor:
                 orphans += self.fail(stream, ShoalError(f"the output could not be processed: {error}"), now)
         self._observe_batch(rank, num_tokens, gaps, now)
         for stream in touched:
-            try:
-                stream.notify()
-            except Exception as error:  # noqa: BLE001 - logged there
-                orphans += self._on_broken_reader(stream, error, now)
+            orphans += self._notify(stream, now)
         return orphans
 
     def finish(self, stream: RequestStream, reason: str, now: float) -> list[SequenceName]:
@@ -188,18 +185,15 @@ class OutputProcessor:
         if stream.end_choice(choice, text, reason):
             self._observe_end(choice, stream, reason, now)
 
-    def _notify(self, stream: RequestStream, now: float) -> None:
-        """Tell the reader of a stream that has ended."""
+    def _notify(self, stream: RequestStream, now: float) -> list[SequenceName]:
+        """Tell a reader what is new; one that fails loses its request, whose open sequences are returned."""
         try:
             stream.notify()
-        except Exception as error:  # noqa: BLE001 - logged there
-            self._on_broken_reader(stream, error, now)
-
-    def _on_broken_reader(self, stream: RequestStream, error: Exception, now: float) -> list[SequenceName]:
-        """Give one request up: its reader's trouble must not end the loop of all others."""
-        logger.error("a request's reader failed", exc_info=error)
-        stream.detach()
-        return self.fail(stream, ShoalError(f"the reply could not be written: {error}"), now)
+        except Exception as error:  # its trouble must not end the loop of all others
+            logger.exception("a request's reader failed")
+            stream.detach()
+            return self.fail(stream, ShoalError(f"the reply could not be written: {error}"), now)
+        return []
 
     def _observe_batch(self, rank: int, num_tokens: int, gaps: dict[float, int], now: float) -> None:
         """Count a batch. gaps: time of the last batch -> single tokens that follow it; mostly it is one for all."""
