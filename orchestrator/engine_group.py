@@ -59,6 +59,7 @@ class EngineGroup:
         self._all_ready = asyncio.Event()
         self._is_stopping = False
         self._make_spec: MakeSpec | None = None
+        self._watches_loads = False
         self._line: GroupLine | None = None
 
     def connect(self, endpoints: BoundEndpoints, security: WireSecurity | None) -> None:
@@ -272,9 +273,14 @@ class EngineGroup:
         if seat.exit is None and seat.suspect is not None and seat.suspect.is_silent:
             self._host.kill(seat.engine_id)
 
+    def watch_loads(self, *, wanted: bool) -> None:
+        """Hear every report of every engine, or only those of seats that are not settled, which costs less."""
+        self._watches_loads = wanted
+        self._listen_as_needed()
+
     def _listen_as_needed(self) -> None:
         if self._line is not None:
-            self._line.listen(not self.seats.is_settled)
+            self._line.listen(self._watches_loads or not self.seats.is_settled)
 
     def _on_exit(self, engine_id: EngineId, exited: "asyncio.Future[EngineExit]") -> None:
         self._on_end(engine_id, exited.result())

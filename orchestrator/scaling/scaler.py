@@ -126,6 +126,7 @@ class Scaler:
         return operation
 
     async def _run(self, operation: ScaleOperation) -> None:
+        self._engines.watch_loads(wanted=True)  # where a group stands is told by engines that are long settled
         while not operation.is_over:
             try:
                 await self._turn(operation)
@@ -134,6 +135,7 @@ class Scaler:
                 operation.fail(f"internal error: {error!r}")
                 await asyncio.sleep(_AFTER_FAULT_S)
         self._places.forget()
+        self._engines.watch_loads(wanted=False)
 
     async def _turn(self, operation: ScaleOperation) -> None:
         if operation.phase is Phase.HANDSHAKE:
