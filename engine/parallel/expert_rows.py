@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from engine.model.expert_weights import ExpertTensors
 from engine.parallel.transport import Transport
+
+if TYPE_CHECKING:  # transformers with it, seconds that a sim rank need not take to start
+    from engine.model.expert_weights import ExpertTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +17,7 @@ class ExpertRows:
     """Experts of every layer on a device. expert_ids: ascending, as the rows of ``tensors``."""
 
     expert_ids: tuple[int, ...]
-    tensors: ExpertTensors
+    tensors: "ExpertTensors"
 
     @property
     def num_bytes(self) -> int:
@@ -93,7 +96,7 @@ def _givers(held: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> l
 
 
 def _each(
-    tensors: ExpertTensors, make: Callable[[str, str, torch.Tensor], torch.Tensor]
+    tensors: "ExpertTensors", make: Callable[[str, str, torch.Tensor], torch.Tensor]
 ) -> Mapping[str, Mapping[str, torch.Tensor]]:
     """Return the same structure with every tensor replaced, in the same order on every member."""
     return {

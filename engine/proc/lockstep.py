@@ -70,7 +70,7 @@ class DPEngineCoreProc(EngineCoreProc):
             self._follow(core)
             if self._member.stance is Stance.RUNNING:
                 self._step_together(core)
-            else:
+            if self._member.stance is not Stance.RUNNING:  # before it waits: it came to rest for the sake of these
                 self._apply_put_off(core)
                 self._flush(core)
             self._tell(core)

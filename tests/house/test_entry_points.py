@@ -18,6 +18,8 @@ FORBIDDEN = {
     "orchestrator.cli": HEAVY,
     "metrics.registry": HEAVY | {"client", "orchestrator"},
     "engine.main": HEAVY | {"client", "lb", "metrics", "orchestrator"},
+    "engine.parallel.sim": {"transformers", "ray"},
+    "engine.proc.lockstep": {"transformers", "ray"},  # a sim rank needs torch's collectives and nothing else of it
     "engine.wire.messages": HEAVY | {"numpy", "zmq", "lb", "client", "metrics", "orchestrator"},
 }
 
