@@ -17,6 +17,7 @@ from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import EngineId
 from engine.wire.messages import ClusterSettings, EnginePhase, EngineReport, GroupState, LoadSnapshot, Seat, SeatState
 from engine.wire.sockets import AsyncReceiver, Frames
+from lb.group_view import GroupView, view_group
 from lb.totals import RankTotals
 
 _log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class DPAsyncMPClient(AsyncMPClient):
         self._dismissed: frozenset[EngineId] = frozenset()
         self._suspects: frozenset[EngineId] = frozenset()
         self._reports: dict[EngineId, EngineReport] = {}
+        self._group_state: GroupState | None = None
         self._totals = RankTotals() if totals is None else totals
         self._group_order = (-1, -1)
         self._snapshot_order = (-1, -1)
@@ -64,6 +66,10 @@ class DPAsyncMPClient(AsyncMPClient):
     def snapshot_age_s(self) -> float | None:
         """Return seconds since the last LoadSnapshot came; None before the first."""
         return None if self._snapshot_at is None else time.monotonic() - self._snapshot_at
+
+    def group_view(self) -> GroupView | None:
+        """Return what is known of the lockstep group; None for independent ranks."""
+        return view_group(self._group_state)
 
     async def eep_process_engine_core_notification(self, engine_id: EngineId, notification: Any) -> None:
         """Note what an engine says about an elastic change. A projection for observers; nothing waits on it."""
@@ -101,6 +107,7 @@ class DPAsyncMPClient(AsyncMPClient):
             self._on_load_snapshot(state)
 
     def _on_group_state(self, state: GroupState) -> None:
+        self._group_state = state
         self.current_wave = state.wave_started
         self.lb_engines = sorted(state.committed.members)
         self.num_clients = max(1, len(state.clients))

@@ -1,13 +1,19 @@
 """What the engines of each rank have counted over all their lives: figures that never go backwards."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from engine.wire.messages import EngineReport, Load
+from engine.wire.messages import EngineReport
+
+RANKS, EXPERTS = "engine_totals/", "expert_totals/"
+"""Before the rank: names of the records of what its engines counted, and of how often they chose each expert."""
+
+MAX_EXPERTS = 4096
+"""More no model has; a report of more is not of an engine."""
 
 
 class Totals(NamedTuple):
-    """The counters of a ``Load``; each engine's begin at 0, those of a rank only grow."""
+    """The counters of a report; each engine's begin at 0, those of a rank only grow."""
 
     num_steps: int = 0
     num_prompt_tokens: int = 0
@@ -15,11 +21,13 @@ class Totals(NamedTuple):
     num_preemptions: int = 0
     num_prefix_query_tokens: int = 0
     num_prefix_hit_tokens: int = 0
+    num_empty_steps: int = 0
 
     @classmethod
-    def of(cls, load: Load) -> "Totals":
-        """Return the counters of one engine's load."""
-        return cls(*(getattr(load, name) for name in cls._fields))
+    def of(cls, report: EngineReport) -> "Totals":
+        """Return the counters of one engine: those of its load, and what a lockstep rank adds."""
+        num_empty_steps = 0 if report.member is None else report.member.num_empty_steps
+        return cls(*[*(getattr(report.load, name) for name in cls._fields[:-1]), num_empty_steps])
 
     def plus(self, other: "Totals") -> "Totals":
         """Return the sums."""
@@ -32,14 +40,17 @@ NOTHING_COUNTED = Totals()
 Record: TypeAlias = "list[float] | memoryview[float]"
 """Incarnation of a rank's newest engine; the rank's totals; its totals as they were when that engine came."""
 
-_NUM_TOTALS = len(Totals._fields)
-_INCARNATION, _TOTALS, _BASES = 0, 1, 1 + _NUM_TOTALS
-NUM_RECORD_CELLS = 1 + 2 * _NUM_TOTALS
+_INCARNATION, _TOTALS = 0, 1
 
 
-def totals_in(record: Record) -> Totals:
+def num_cells(num_counters: int) -> int:
+    """Return the cells of a record of so many counters."""
+    return 1 + 2 * num_counters
+
+
+def totals_in(record: Record) -> list[int]:
     """Return the totals that a record tells of."""
-    return Totals(*(int(count) for count in record[_TOTALS:_BASES]))
+    return [int(count) for count in record[_TOTALS : _TOTALS + _num_counters(record)]]
 
 
 class RankTotals:
@@ -54,32 +65,42 @@ class RankTotals:
     successor counts right.
     """
 
-    def __init__(self, make_record: Callable[[int], Record] = lambda _: [0.0] * NUM_RECORD_CELLS) -> None:
-        """Begin. make_record: rank -> its record, which may hold numbers already; asked for once per rank."""
+    def __init__(self, make_record: Callable[[str, int], Record] = lambda _, num_cells: [0.0] * num_cells) -> None:
+        """Begin. make_record: name, number of cells -> a record, which may hold numbers; asked for once per name."""
         self._make_record = make_record
-        self._records: dict[int, Record] = {}
+        self._records: dict[str, Record] = {}
 
     def on_reports(self, reports: Iterable[EngineReport]) -> None:
         """Take the newest reports of some engines; one of an earlier incarnation than the last seen says nothing."""
         for report in reports:
-            self._on_report(self._record(report.engine_id.rank), report.engine_id.incarnation, Totals.of(report.load))
+            self._count(RANKS, report, Totals.of(report))
+            if report.member is not None and 0 < len(report.member.expert_loads) <= MAX_EXPERTS:
+                self._count(EXPERTS, report, report.member.expert_loads)
 
     def of_rank(self, rank: int) -> Totals:
         """Return the sums over all incarnations of a rank; zeros when it has never reported."""
-        return totals_in(self._records[rank]) if rank in self._records else NOTHING_COUNTED
+        record = self._records.get(f"{RANKS}{rank}")
+        return NOTHING_COUNTED if record is None else Totals(*totals_in(record))
 
-    def _record(self, rank: int) -> Record:
-        if rank not in self._records:
-            self._records[rank] = self._make_record(rank)
-        return self._records[rank]
+    def _count(self, kind: str, report: EngineReport, counted: Sequence[int]) -> None:
+        name = f"{kind}{report.engine_id.rank}"
+        if name not in self._records:
+            self._records[name] = self._make_record(name, num_cells(len(counted)))
+        _advance(self._records[name], report.engine_id.incarnation, counted)
 
-    def _on_report(self, record: Record, incarnation: int, counted: Totals) -> None:
-        if incarnation < record[_INCARNATION]:
-            return
-        if incarnation > record[_INCARNATION]:
-            for place in range(_NUM_TOTALS):
-                record[_BASES + place] = record[_TOTALS + place]
-            record[_INCARNATION] = incarnation  # last: until it is written, all this may be done once more
-        for place, count in enumerate(counted):
-            # The larger of both: a restarted coordinator may pass on a report that is older than the last one seen.
-            record[_TOTALS + place] = max(record[_TOTALS + place], record[_BASES + place] + count)
+
+def _advance(record: Record, incarnation: int, counted: Sequence[int]) -> None:
+    if incarnation < record[_INCARNATION]:
+        return
+    bases = _TOTALS + _num_counters(record)
+    if incarnation > record[_INCARNATION]:
+        for place in range(_TOTALS, bases):
+            record[place + bases - _TOTALS] = record[place]
+        record[_INCARNATION] = incarnation  # last: until it is written, all this may be done once more
+    for place, count in enumerate(counted[: bases - _TOTALS]):
+        # The larger of both: a restarted coordinator may pass on a report that is older than the last one seen.
+        record[_TOTALS + place] = max(record[_TOTALS + place], record[bases + place] + count)
+
+
+def _num_counters(record: Record) -> int:
+    return (len(record) - 1) // 2

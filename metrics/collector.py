@@ -9,7 +9,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from engine.wire.build import build_id
+from engine.wire.messages import EnginePhase
 from engine.wire.seats import EndKind
+from lb.group_view import GroupView, experts_of
 from lb.totals import Totals
 from lb.views import EngineState, EngineView
 from metrics.deployment import ApiServerView, DeploymentReading
@@ -45,6 +47,16 @@ _RANK_GAUGES: tuple[tuple[str, str, Callable[[EngineView], float]], ...] = (
         "Used share of the rank's KV cache, 0 to 1",
         lambda view: view.report.load.kv_usage if view.report else 0.0,
     ),
+    (
+        "shoal_engine_parked",
+        "1 while a rank of a lockstep group waits for the next group to be formed",
+        lambda view: view.report is not None and view.report.phase is EnginePhase.PARKED,
+    ),
+    (
+        "shoal_engine_experts",
+        "Experts of each layer that a rank of a lockstep group holds",
+        lambda view: len(experts_of(view.report)) if view.report else 0,
+    ),
 )
 
 _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[Totals], int]], ...] = (
@@ -73,6 +85,11 @@ _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[Totals], int]], ...] = (
         "shoal_prefix_cache_hit_tokens",
         "Those of the queried tokens that the prefix cache held already",
         lambda totals: totals.num_prefix_hit_tokens,
+    ),
+    (
+        "shoal_engine_empty_steps",
+        "Steps that a rank of a lockstep group took part in without a token of its own",
+        lambda totals: totals.num_empty_steps,
     ),
 )
 
@@ -125,13 +142,35 @@ _API_SERVER_GAUGES: tuple[tuple[str, str, Callable[[ApiServerView], float]], ...
     ("shoal_open_connections", "Connections of the API process", lambda server: server.num_connections),
 )
 
+_GROUP_GAUGES: tuple[tuple[str, str, Callable[[GroupView, DeploymentReading], float]], ...] = (
+    ("shoal_group_epoch", "Number of the lockstep group's membership in force", lambda group, _: group.epoch),
+    ("shoal_group_wave", "Number of the lockstep group's newest running period", lambda group, _: group.wave),
+    ("shoal_group_members", "Ranks in the lockstep group", lambda group, _: len(group.placement)),
+    (
+        "shoal_group_reforming",
+        "1 while another membership of the lockstep group is prepared",
+        lambda group, _: group.proposal is not None,
+    ),
+    (
+        "shoal_group_load_imbalance_ratio",
+        "Tokens for the experts of the busiest rank over those of the average rank, 1 when even",
+        lambda group, reading: group.load_imbalance(reading.expert_tokens),
+    ),
+)
+
 
 class ServingCollector(Collector):
     """Families of a deployment, whichever API process is asked. See ``make_registry`` for the arguments."""
 
-    def __init__(self, read: Callable[[], DeploymentReading], views: Callable[[], Sequence[EngineView]]) -> None:
+    def __init__(
+        self,
+        read: Callable[[], DeploymentReading],
+        views: Callable[[], Sequence[EngineView]],
+        group: Callable[[], GroupView | None],
+    ) -> None:
         self._read = read
         self._views = views
+        self._group = group
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing, so that registering does not scrape a client that is not connected yet."""
@@ -148,6 +187,7 @@ class ServingCollector(Collector):
         yield from _rank_totals(alive, reading.stats)
         yield from _whole_totals(reading.stats)
         yield _engines(views)
+        yield from _lockstep(self._group(), reading)
         yield from _api_servers(reading.servers)
         yield _build()
 
@@ -237,6 +277,21 @@ def _engines(views: Iterable[EngineView]) -> Metric:
     for state in EngineState:
         gauge.add_metric([state], count[state])
     return gauge
+
+
+def _lockstep(group: GroupView | None, reading: DeploymentReading) -> Iterator[Metric]:
+    """Yield what there is of a lockstep group alone; without one, families without series."""
+    for name, help_text, value_of in _GROUP_GAUGES:
+        gauge = GaugeMetricFamily(name, help_text, labels=[])
+        if group is not None:
+            gauge.add_metric([], value_of(group, reading))
+        yield gauge
+    counter = CounterMetricFamily(
+        "shoal_expert_tokens", "How often each expert was chosen, by all ranks", labels=["expert"]
+    )
+    for expert, count in enumerate(reading.expert_tokens):
+        counter.add_metric([str(expert)], count)
+    yield counter
 
 
 def _by_label(name: str, help_text: str, label: str, counts: Mapping[str, int]) -> Metric:

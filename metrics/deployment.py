@@ -5,14 +5,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lb.totals import NOTHING_COUNTED, NUM_RECORD_CELLS, Totals, totals_in
+from lb.totals import EXPERTS, NOTHING_COUNTED, RANKS, Totals, totals_in
 from lb.views import EngineState, EngineView
 from metrics.board import BoardRow
 from metrics.cells import Numbers, PrivateCells, Reading, SharedCells, add_up, read_cells
 from metrics.memory import StatsMemory
 from metrics.stats import ServingStats
 
-_TOTALS = "engine_totals/"
 _IN_FLIGHT = "in_flight/"
 _STARTS = "starts"
 
@@ -43,13 +42,15 @@ class DeploymentReading:
     """What all API processes have counted, ended ones included, and what those that live show.
 
     stats: the sums. totals, in_flight: by rank: what its engines have counted, and the unfinished sequences that live
-    processes have on it. servers: by process index.
+    processes have on it. servers: by process index. expert_tokens: how often each expert was chosen, by all ranks that
+    ever were; empty for independent ones.
     """
 
     stats: ServingStats
     totals: Mapping[int, Totals]
     in_flight: Mapping[int, int]
     servers: Sequence[ApiServerView]
+    expert_tokens: Sequence[int] = ()
 
     def totals_of(self, rank: int) -> Totals:
         """Return what the engines of a rank have counted, over all incarnations."""
@@ -73,9 +74,9 @@ class DeploymentStats:
         self._in_flight: dict[int, Numbers] = {}
         self._enter(incarnation)
 
-    def totals_record(self, rank: int) -> Numbers:
-        """Return where ``RankTotals`` keeps a rank."""
-        return self._cells.run(f"{_TOTALS}{rank}", NUM_RECORD_CELLS)
+    def totals_record(self, name: str, num_cells: int) -> Numbers:
+        """Return where ``RankTotals`` keeps a record."""
+        return self._cells.run(name, num_cells)
 
     def on_beat(
         self, lag_s: float, snapshot_age_s: float | None, views: Sequence[EngineView], num_waiting_to_move: int = 0
@@ -100,9 +101,10 @@ class DeploymentStats:
         now = time.monotonic()
         return DeploymentReading(
             stats=ServingStats(PrivateCells(add_up(readings))),
-            totals=_largest_totals(readings),
+            totals={rank: Totals(*counts) for rank, counts in _largest_totals(readings, RANKS).items()},
             in_flight={rank: int(numbers[0]) for rank, numbers in _by_rank(add_up(live), _IN_FLIGHT)},
             servers=[_view(row, reading, now) for row, reading in zip(self._rows, readings, strict=True)],
+            expert_tokens=[sum(counts) for counts in zip(*_largest_totals(readings, EXPERTS).values(), strict=False)],
         )
 
     def _enter(self, incarnation: int) -> None:
@@ -121,12 +123,13 @@ def _read_private(cells: PrivateCells | SharedCells) -> Reading:
     return {name: list(cells.run(name, 0)) for name in cells.names()}
 
 
-def _largest_totals(readings: Sequence[Reading]) -> dict[int, Totals]:
+def _largest_totals(readings: Sequence[Reading], kind: str) -> dict[int, list[int]]:
     """Return rank -> counts of its engines. Every process keeps the whole count, so the furthest one is the count."""
-    largest: dict[int, Totals] = {}
+    largest: dict[int, list[int]] = {}
     for reading in readings:
-        for rank, record in _by_rank(reading, _TOTALS):
-            largest[rank] = Totals(*map(max, largest.get(rank, NOTHING_COUNTED), totals_in(record)))
+        for rank, record in _by_rank(reading, kind):
+            counts = totals_in(record)
+            largest[rank] = list(map(max, largest.get(rank, counts), counts))
     return largest
 
 

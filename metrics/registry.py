@@ -5,21 +5,24 @@ from collections.abc import Callable, Sequence
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from lb.group_view import GroupView
 from lb.views import EngineView
 from metrics.collector import ServingCollector
 from metrics.deployment import DeploymentReading
 
 
 def make_registry(
-    read: Callable[[], DeploymentReading], views: Callable[[], Sequence[EngineView]]
+    read: Callable[[], DeploymentReading],
+    views: Callable[[], Sequence[EngineView]],
+    group: Callable[[], GroupView | None] = lambda: None,
 ) -> CollectorRegistry:
     """Return a registry of its own: no other registry, and no second one like it, ever unregisters its families.
 
-    Both are asked at every scrape. read: what all API processes have counted. views: what this one knows of each
-    rank, in their order.
+    All are asked at every scrape. read: what all API processes have counted. views: what this one knows of each
+    rank, in their order. group: what it knows of a lockstep group; None for independent ranks.
     """
     registry = CollectorRegistry()
-    registry.register(ServingCollector(read, views))
+    registry.register(ServingCollector(read, views, group))
     return registry
 
 

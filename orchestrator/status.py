@@ -43,6 +43,8 @@ def print_status(
         console.print(json.dumps(cluster, indent=2), highlight=False, markup=False, soft_wrap=True)
     else:
         console.print(make_table(url, ranks))
+        for line in describe_group(cluster.get("group")):
+            console.print(line)
         for line in describe_settings(cluster.get("settings", {})):
             console.print(line)
         console.print(describe_api_servers(cluster.get("api_servers", [])), highlight=False, soft_wrap=True)
@@ -73,6 +75,18 @@ def make_table(url: str, ranks: list[dict[str, Any]]) -> Table:
     return table
 
 
+def describe_group(group: dict[str, Any] | None) -> list[Text]:
+    """Return a line about the lockstep group, if there is one, and one about the membership that is being prepared."""
+    if group is None:
+        return []
+    lines = [Text(f"lockstep group: epoch {group['epoch']}, wave {group['wave']}, {_name(group['members'])}")]
+    if proposal := group["proposal"]:
+        why = " because a rank died or is parked" if proposal["direct"] else ""
+        about = f"epoch {proposal['epoch']} is being prepared{why}: {_name(proposal['members'])}"
+        lines.append(Text(about, style="yellow"))
+    return lines
+
+
 def describe_settings(settings: dict[str, Any]) -> list[Text]:
     """Return a line for each thing the operator wants that keeps requests waiting or away."""
     lines = []
@@ -92,6 +106,10 @@ def describe_api_servers(servers: list[dict[str, Any]]) -> Text:
         label = f"{server['index']} " + (f"(pid {server['pid']})" if server["pid"] else "is restarting")
         text.append(label + "  ", style="green" if server["pid"] else "red")
     return text
+
+
+def _name(ranks: list[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
 
 
 def _describe_state(rank: dict[str, Any]) -> Text:

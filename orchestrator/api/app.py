@@ -13,10 +13,12 @@ from starlette.exceptions import HTTPException
 from engine.wire.build import build_id
 from engine.wire.errors import ShoalError
 from engine.wire.messages import ClusterSettings
+from lb.group_view import GroupView
 from metrics.deployment import DeploymentReading
 from metrics.registry import make_registry, render
 from orchestrator.api.admission import Admission
 from orchestrator.api.cluster import describe_api_server, describe_rank, describe_readiness, describe_settings
+from orchestrator.api.describe_group import describe_group
 from orchestrator.api.errors import ApiError, to_api_error
 from orchestrator.llm.async_llm import AsyncLLM
 
@@ -26,7 +28,7 @@ class AppContext:
     """What the routes answer from.
 
     read_stats: what all API processes count and show. index: which of them this is.
-    settings: what the operator wants. routes: more of them.
+    settings: what the operator wants. group: the lockstep group, None for independent ranks. routes: more of them.
     """
 
     llm: AsyncLLM
@@ -36,6 +38,7 @@ class AppContext:
     served_model_name: str
     model_root: str
     settings: Callable[[], ClusterSettings]
+    group: Callable[[], GroupView | None] = lambda: None
     routes: Sequence[APIRouter] = ()
 
 
@@ -55,7 +58,7 @@ def make_app(context: AppContext) -> FastAPI:
 
 
 def _add_state_routes(app: FastAPI, context: AppContext) -> None:
-    registry = make_registry(context.read_stats, context.llm.engine_views)
+    registry = make_registry(context.read_stats, context.llm.engine_views, context.group)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -73,6 +76,7 @@ def _add_state_routes(app: FastAPI, context: AppContext) -> None:
         return {
             "object": "cluster",
             "ranks": [describe_rank(view, reading) for view in context.llm.engine_views()],
+            "group": describe_group(context.group(), reading),
             "pending_requests": sum(server.num_open for server in reading.servers),
             "draining": context.admission.draining,
             "settings": describe_settings(context.settings()),

@@ -8,6 +8,7 @@ from msgspec.structs import asdict
 from engine.wire.messages import ClusterSettings, EngineReady, EngineReport, Load, Seat
 from lb.views import EngineState, EngineView
 from metrics.deployment import ApiServerView, DeploymentReading
+from orchestrator.api.describe_group import describe_member
 
 _NO_LOAD = Load()
 
@@ -16,7 +17,7 @@ def describe_rank(view: EngineView, reading: DeploymentReading) -> dict[str, Any
     """Return one rank of ``/v1/cluster``; ``in_flight`` and ``picks`` are of all API processes together.
 
     What an engine has not said yet is empty or zero: a loading one reports its phase and progress (0..1) before it
-    shakes hands, and its device and pid may come with either.
+    shakes hands, and its device and pid may come with either. ``lockstep`` is None for an independent rank.
     """
     report, ready = view.report, view.ready
     load = _NO_LOAD if report is None else report.load
@@ -37,6 +38,7 @@ def describe_rank(view: EngineView, reading: DeploymentReading) -> dict[str, Any
         "in_flight": reading.in_flight.get(view.engine_id.rank, 0),
         "picks": reading.stats.ranks[view.engine_id.rank].num_picks,
         **_describe_phase(report),
+        "lockstep": describe_member(report, reading.totals_of(view.engine_id.rank).num_empty_steps),
     }
 
 

@@ -152,6 +152,7 @@ class ApiServer:
             served_model_name=spec.served_model_name,
             model_root=spec.model_root,
             settings=lambda: self._client.settings,
+            group=self._client.group_view,
             routes=[self._admin_router(), scale_router(self._control)],
         )
         app = GenerationApp(

@@ -12,7 +12,7 @@ from metrics.registry import render
 from metrics.stats import ServingStats
 from orchestrator.config_sources import load
 from tests.house.repository import ROOT
-from tests.unit.metrics.rendering import registry_of, view
+from tests.unit.metrics.rendering import full_registry
 
 DEPLOY = ROOT / "deploy"
 NAME = re.compile(r"\bshoal_[a-z0-9_]+\b")
@@ -42,7 +42,7 @@ def promtool(*arguments: str) -> None:
 def families() -> set[str]:
     stats = ServingStats()
     stats.on_rejected("429")
-    text, _ = render(registry_of(stats, [view(0)]))
+    text, _ = render(full_registry(stats))
     return {
         f"{family.name}_total" if family.type == "counter" else family.name
         for family in text_string_to_metric_families(text.decode())

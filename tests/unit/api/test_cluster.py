@@ -1,9 +1,14 @@
+from msgspec.structs import replace
+
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, EngineReady, EngineReport, Load
+from engine.wire.messages import EnginePhase, EngineReady, EngineReport, Load, Membership, MemberStatus
+from lb.group_view import GroupView
+from lb.totals import Totals
 from lb.views import EngineState, EngineView
 from metrics.deployment import DeploymentReading
 from metrics.stats import ServingStats
 from orchestrator.api.cluster import describe_rank, describe_readiness
+from orchestrator.api.describe_group import describe_group
 
 READY = EngineReady(EngineId(0, 2), "b", "h", 100, 256, 1000, 64, "cpu", "float32", "here", 42)
 REPORT = EngineReport(
@@ -55,12 +60,41 @@ def test_a_serving_rank_tells_everything() -> None:
         "phase": "running",
         "detail": "",
         "progress": 1.0,
+        "lockstep": None,
     }
 
 
 def test_a_rank_nobody_heard_of_yet_is_listed_too() -> None:
     rank = describe_rank(view("loading"), reading())
     assert (rank["state"], rank["pid"], rank["phase"]) == ("loading", 0, "")
+
+
+def test_a_member_of_a_lockstep_group_tells_where_it_stands() -> None:
+    membership = Membership(4, [EngineId(0, 2), EngineId(1, 1)], [[0, 2], [1]], "here:1")
+    status = MemberStatus(3, "here:1", membership, expert_loads=[5, 6, 7], num_empty_steps=8)
+    report = replace(REPORT, epoch=4, ready_epoch=4, wave=3, member=status)
+    totals = {0: Totals(num_empty_steps=20)}
+    seen = DeploymentReading(stats=ServingStats(), totals=totals, in_flight={}, servers=[])
+    member = describe_rank(view("ready", report, READY), seen)["lockstep"]
+    assert member == {"epoch": 4, "ready_epoch": 4, "wave": 3, "experts": [0, 2], "empty_steps": 20}
+    behind = replace(report, epoch=3)
+    assert describe_rank(view("ready", behind, READY), seen)["lockstep"]["experts"] == []
+
+
+def test_a_lockstep_group_tells_what_is_in_force_and_what_is_prepared() -> None:
+    members = [EngineId(0, 2), EngineId(2, 1)]
+    proposal = Membership(9, members[:1], [[0, 1]], "here:1")
+    group = GroupView(epoch=7, wave=3, placement=dict(zip(members, ([0], [1]), strict=True)), proposal=proposal)
+    seen = DeploymentReading(stats=ServingStats(), totals={}, in_flight={}, servers=[], expert_tokens=[30, 10])
+    assert describe_group(group, seen) == {
+        "epoch": 7,
+        "wave": 3,
+        "members": [0, 2],
+        "experts": {"0": [0], "2": [1]},
+        "load_imbalance": 1.5,
+        "proposal": {"epoch": 9, "members": [0], "direct": False},
+    }
+    assert describe_group(None, seen) is None
 
 
 def test_one_ready_rank_is_enough() -> None:

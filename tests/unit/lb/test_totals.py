@@ -2,10 +2,11 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, EngineReport, Load
-from lb.totals import RankTotals, Totals
+from engine.wire.messages import EnginePhase, EngineReport, Load, Membership, MemberStatus
+from lb.totals import EXPERTS, RankTotals, Record, Totals, totals_in
 
 
 def report(engine_id: EngineId, num_steps: int, num_hits: int = 0) -> EngineReport:
@@ -43,6 +44,24 @@ def test_no_order_of_reports_makes_a_counter_fall(events: list[tuple[int, int]])
         last = totals.of_rank(0).num_steps
 
 
-def test_every_counter_of_a_load_is_added_up() -> None:
+def test_every_counter_of_a_report_is_added_up() -> None:
     gauges = {"num_queued", "num_waiting", "num_running", "num_waiting_tokens", "kv_usage"}
-    assert {*Totals._fields} == {*Load.__struct_fields__} - gauges
+    assert {*Totals._fields} == ({*Load.__struct_fields__} - gauges) | {"num_empty_steps"}
+
+
+def test_empty_steps_and_choices_of_experts_go_on_where_the_engine_before_stopped() -> None:
+    records: dict[str, Record] = {}
+
+    def make_record(name: str, num_cells: int) -> Record:
+        return records.setdefault(name, [0.0] * num_cells)
+
+    totals = RankTotals(make_record)
+    for engine_id, loads, num_empty in ((EngineId(0, 1), [3, 0], 5), (EngineId(0, 2), [1, 4], 1)):
+        status = MemberStatus(2, "", Membership(0, []), expert_loads=loads, num_empty_steps=num_empty)
+        totals.on_reports([replace(report(engine_id, 0), member=status)])
+    assert totals.of_rank(0).num_empty_steps == 6
+    assert totals_in(records[f"{EXPERTS}0"]) == [4, 4]
+    # a report that counts other experts than the record has room for changes those there are
+    odd = MemberStatus(3, "", Membership(0, []), expert_loads=[2, 4, 9])
+    totals.on_reports([replace(report(EngineId(0, 2), 0), member=odd)])
+    assert totals_in(records[f"{EXPERTS}0"]) == [5, 4]

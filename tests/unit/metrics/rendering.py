@@ -7,6 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.wire.ids import EngineId
 from engine.wire.messages import EnginePhase, EngineReport, Load
+from lb.group_view import GroupView
 from lb.totals import NOTHING_COUNTED, Totals
 from lb.views import EngineState, EngineView
 from metrics.deployment import ApiServerView, DeploymentReading
@@ -44,7 +45,11 @@ def report(engine_id: EngineId, load: Load) -> EngineReport:
 
 
 def registry_of(
-    stats: ServingStats, views: Sequence[EngineView], snapshot_age_s: float | None = 0.1
+    stats: ServingStats,
+    views: Sequence[EngineView],
+    snapshot_age_s: float | None = 0.1,
+    group: GroupView | None = None,
+    expert_tokens: Sequence[int] = (),
 ) -> CollectorRegistry:
     """Return a registry that sees ``views``, also when the list changes later."""
     server = ApiServerView(
@@ -61,9 +66,20 @@ def registry_of(
 
     def read() -> DeploymentReading:
         totals = {view.engine_id.rank: view.totals for view in views}
-        return DeploymentReading(stats=stats, totals=totals, in_flight={}, servers=[server])
+        return DeploymentReading(
+            stats=stats, totals=totals, in_flight={}, servers=[server], expert_tokens=expert_tokens
+        )
 
-    return make_registry(read, lambda: views)
+    return make_registry(read, lambda: views, lambda: group)
+
+
+GROUP = GroupView(epoch=4, wave=2, placement={EngineId(0, 1): [0, 2], EngineId(1, 3): [1]})
+"""A lockstep group of two ranks that share out three experts."""
+
+
+def full_registry(stats: ServingStats) -> CollectorRegistry:
+    """Return a registry with something in every family."""
+    return registry_of(stats, [view(0), view(1)], group=GROUP, expert_tokens=[30, 20, 10])
 
 
 def samples_of(registry: CollectorRegistry) -> dict[tuple[str, str], float]:

@@ -5,6 +5,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import metrics
@@ -14,7 +15,7 @@ from lb.totals import Totals
 from lb.views import EngineState
 from metrics.registry import render
 from metrics.stats import ServingStats
-from tests.unit.metrics.rendering import registry_of, samples_of, view
+from tests.unit.metrics.rendering import full_registry, registry_of, samples_of, view
 
 README = Path(metrics.__file__).parent / "README.md"
 DOCUMENTED = re.compile(r"^\| `(shoal_\w+)` \| (\w+) \| ([^|]*)\|", re.MULTILINE)
@@ -39,7 +40,7 @@ def ranks_of(samples: dict[tuple[str, str], float], name: str) -> set[str]:
 
 def families() -> dict[str, tuple[str, frozenset[str]]]:
     """Return family -> (type, label names), of a scrape with something in every family."""
-    text, _ = render(registry_of(busy_stats(), [view(0), view(1)]))
+    text, _ = render(full_registry(busy_stats()))
     found = {}
     for family in text_string_to_metric_families(text.decode()):
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
@@ -57,7 +58,7 @@ def test_the_readme_documents_exactly_the_families_there_are() -> None:
 
 
 def test_promtool_finds_nothing_to_say() -> None:
-    text, _ = render(registry_of(busy_stats(), [view(0), view(1)]))
+    text, _ = render(full_registry(busy_stats()))
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=30)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
@@ -83,12 +84,12 @@ def test_gauges_are_the_engines_own_report() -> None:
 
 
 def test_the_engines_own_counters_are_those_of_all_lives_of_the_rank() -> None:
-    samples = samples_of(registry_of(ServingStats(), [view(0, 2, load=Load(), totals=Totals(1, 2, 3, 4, 5, 6))]))
+    samples = samples_of(registry_of(ServingStats(), [view(0, 2, load=Load(), totals=Totals(1, 2, 3, 4, 5, 6, 7))]))
     names = [
         *("engine_steps", "engine_prompt_tokens", "engine_generation_tokens", "engine_preemptions"),
-        *("prefix_cache_queried_tokens", "prefix_cache_hit_tokens"),
+        *("prefix_cache_queried_tokens", "prefix_cache_hit_tokens", "engine_empty_steps"),
     ]
-    assert [samples[f"shoal_{name}_total", "engine=0"] for name in names] == [1, 2, 3, 4, 5, 6]
+    assert [samples[f"shoal_{name}_total", "engine=0"] for name in names] == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_restarts_are_counted_by_rank_and_by_how_the_engine_before_ended() -> None:
@@ -135,3 +136,15 @@ def test_two_registries_do_not_disturb_each_other() -> None:
     first, second = registry_of(busy_stats(), [view(0)]), registry_of(ServingStats(), [view(0)])
     assert samples_of(first)["shoal_picks_total", "engine=0"] == 1
     assert samples_of(second)["shoal_picks_total", "engine=0"] == 0
+
+
+def test_a_lockstep_group_shows_its_membership_and_what_its_experts_have_to_do() -> None:
+    samples = samples_of(full_registry(ServingStats()))
+    names = ("epoch", "wave", "members", "reforming", "load_imbalance_ratio")
+    assert [samples[f"shoal_group_{name}", ""] for name in names] == [4, 2, 2, 0, pytest.approx(4 / 3)]
+    assert [samples["shoal_expert_tokens_total", f"expert={expert}"] for expert in range(3)] == [30, 20, 10]
+
+
+def test_independent_ranks_have_no_series_of_a_group() -> None:
+    samples = samples_of(registry_of(ServingStats(), [view(0)]))
+    assert not [name for name, _ in samples if name.startswith(("shoal_group_", "shoal_expert_"))]

@@ -52,6 +52,14 @@ def test_lines_name_each_new_activity_once(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.messages == ["rank 0: loading: weights", "rank 0: ready on cpu of n (pid 7)"]
 
 
+def test_a_lockstep_group_is_shown_with_what_is_prepared_and_why() -> None:
+    group = {"epoch": 4, "wave": 2, "members": [0, 2], "proposal": None}
+    assert [str(line) for line in status.describe_group(group)] == ["lockstep group: epoch 4, wave 2, ranks 0, 2"]
+    group["proposal"] = {"epoch": 6, "members": [2], "direct": True}
+    assert str(status.describe_group(group)[1]) == "epoch 6 is being prepared because a rank died or is parked: rank 2"
+    assert status.describe_group(None) == []
+
+
 def test_bars_follow_the_reports() -> None:
     table = SeatTable([E0], RestartRule(max_in_row=0))
     with Progress(console=Console(file=io.StringIO())) as bars:
