@@ -1,0 +1,216 @@
+"""A lockstep group behind the whole service: it steps together, rests together, and heals without a stream noticing.
+
+One deployment of sim ranks for the module; each test leaves it whole. The rounds that wait for many refills are chaos.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+
+import httpx
+import pytest
+
+from tests.chaos.streams import Said, ask_all, mixed_asks
+from tests.integration.lockstep import (
+    Strike,
+    assert_unbroken,
+    group,
+    incarnations,
+    is_whole,
+    kill,
+    num_steps,
+    pids,
+    wait_whole,
+)
+from tests.integration.serving import Deployment, chat, deployment, eventually, ranks_of
+from tests.leaks import held, wait_given_back
+
+NUM_RANKS, NUM_STREAMS, MAX_TOKENS = 3, 32, 60
+SIM = (
+    *("--engine", "sim", "--executor", "local", "--data-parallel-size", str(NUM_RANKS), "--enable-expert-parallel"),
+    *("--sim-step-ms", "10", "--stall-timeout", "2", "--max-restarts", "100"),
+)
+ASKS = mixed_asks(NUM_STREAMS, MAX_TOKENS)
+
+Wound = Callable[[dict[int, int]], Awaitable[None]]
+"""Takes rank -> pid."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leak_check() -> Iterator[None]:
+    """Look for leaks of the module and not of each test: an engine that took a dead one's seat is the deployment's."""
+    before = held()
+    yield
+    leaked = wait_given_back(before)
+    assert not leaked, "left behind:\n" + "\n".join(sorted(leaked))
+
+
+@pytest.fixture(scope="module")
+def served(leak_check: None) -> Iterator[Deployment]:
+    with deployment(*SIM) as running:
+        running.wait_ready()
+        yield running
+        running.send_signal(signal.SIGTERM)
+        assert running.wait_exit() == 0, running.stderr
+        running.assert_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def unbroken(served: Deployment) -> list[Said]:
+    """Return what the streams say when nothing happens."""
+    said = asyncio.run(ask_all(served.wait_ready(), ASKS))
+    assert not [each.error for each in said if each.error]
+    return said
+
+
+@pytest.fixture
+def url(served: Deployment) -> Iterator[str]:
+    """Return its base URL while it is whole, and wait until it is so again."""
+    url = served.wait_ready()
+    wait_whole(url, NUM_RANKS)
+    yield url
+    httpx.post(f"{url}/wake_up").raise_for_status()
+    httpx.post(f"{url}/resume").raise_for_status()
+    wait_whole(url, NUM_RANKS)
+
+
+def post(url: str, path: str) -> None:
+    answer = httpx.post(url + path, timeout=60.0)
+    assert answer.status_code == httpx.codes.OK, answer.text
+
+
+def wait_still(url: str) -> int:
+    """Wait until nobody steps any more; return how many steps were taken."""
+    eventually(lambda: all(row["phase"] == "idle" for row in ranks_of(url).values()))
+    return num_steps(url)
+
+
+def on(url: str, wound: Wound) -> Strike:
+    """Return what wounds the ranks that live when it is called."""
+
+    async def strike() -> None:
+        await wound(await asyncio.to_thread(pids, url))
+
+    return strike
+
+
+async def one_dies(processes: dict[int, int]) -> None:
+    kill(processes[1])
+
+
+async def the_first_dies(processes: dict[int, int]) -> None:
+    kill(processes[0])
+
+
+async def two_die(processes: dict[int, int]) -> None:
+    kill(processes[0], processes[2])
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("wound", "dead"),
+    [(one_dies, {1}), (the_first_dies, {0}), (two_die, {0, 2})],
+    ids=["one", "first", "two"],
+)
+def test_deaths_under_load_cost_no_stream_anything(
+    url: str, unbroken: list[Said], wound: Wound, dead: set[int]
+) -> None:
+    before, epoch = incarnations(url), group(url)["epoch"]
+    assert_unbroken(url, ASKS, unbroken, on(url, wound))
+    eventually(lambda: is_whole(url, NUM_RANKS) and group(url)["epoch"] > epoch)
+    assert incarnations(url) == {rank: number + (rank in dead) for rank, number in before.items()}
+
+
+def test_a_second_death_while_the_group_heals_costs_no_stream_anything(url: str, unbroken: list[Said]) -> None:
+    def is_healing() -> bool:
+        proposal = group(url)["proposal"]
+        return group(url)["epoch"] > epoch or (proposal is not None and proposal["direct"])
+
+    async def wound(processes: dict[int, int]) -> None:
+        kill(processes[0])
+        await asyncio.to_thread(eventually, is_healing)
+        kill(processes[1])
+
+    epoch, before = group(url)["epoch"], incarnations(url)
+    assert_unbroken(url, ASKS, unbroken, on(url, wound))
+    eventually(lambda: is_whole(url, NUM_RANKS) and group(url)["epoch"] > epoch + 1)
+    assert incarnations(url) == {0: before[0] + 1, 1: before[1] + 1, 2: before[2]}
+
+
+@pytest.mark.chaos
+def test_a_group_of_which_nobody_is_left_serves_again(url: str) -> None:
+    before = incarnations(url)
+    kill(*pids(url).values())
+    eventually(lambda: incarnations(url) == {rank: number + 1 for rank, number in before.items()})
+    wait_whole(url, NUM_RANKS)
+    assert chat(url) == "length"
+
+
+def test_of_a_group_that_stands_still_only_the_stopped_rank_is_named_and_killed(
+    served: Deployment, url: str, unbroken: list[Said]
+) -> None:
+    async def wound(processes: dict[int, int]) -> None:
+        os.kill(processes[1], signal.SIGSTOP)
+
+    before, said_before = incarnations(url), len(served.stderr)
+    assert_unbroken(url, ASKS, unbroken, on(url, wound))
+    wait_whole(url, NUM_RANKS)
+    assert incarnations(url) == before | {1: before[1] + 1}
+    assert ranks_of(url)[1]["last_end"]
+    named = [line for line in served.stderr[said_before:].splitlines() if "gets no new requests" in line]
+    assert named
+    assert all(f"1.{before[1]}" in line for line in named), named
+
+
+def test_an_idle_group_does_not_step_and_wakes_for_one_request(url: str) -> None:
+    steps, wave = wait_still(url), group(url)["wave"]
+    seen = {row["engine_id"]: row["lockstep"]["wave"] for row in ranks_of(url).values()}
+    assert set(seen.values()) == {wave}
+    assert chat(url, max_tokens=20) == "length"
+    after = wait_still(url)
+    # 20 tokens on one rank; the others keep step, and all may meet once or twice more before they rest
+    assert NUM_RANKS * 20 <= after - steps <= NUM_RANKS * 26
+    assert group(url)["wave"] > wave
+
+
+def test_a_paused_group_rests_and_goes_on_where_it_was(url: str, unbroken: list[Said]) -> None:
+    async def pause_and_resume() -> None:
+        await asyncio.to_thread(post, url, "/pause?mode=keep")
+        steps = await asyncio.to_thread(wait_still, url)
+        assert await asyncio.to_thread(num_steps, url) == steps
+        await asyncio.to_thread(post, url, "/resume")
+
+    assert_unbroken(url, ASKS, unbroken, pause_and_resume)
+
+
+def test_a_group_that_sleeps_takes_up_its_streams_when_it_wakes(url: str, unbroken: list[Said]) -> None:
+    async def sleep_and_wake() -> None:
+        await asyncio.to_thread(post, url, "/sleep?level=1")
+        assert num_steps(url) == await asyncio.to_thread(wait_still, url)
+        await asyncio.to_thread(post, url, "/wake_up")
+
+    assert_unbroken(url, ASKS, unbroken, sleep_and_wake)
+
+
+@pytest.mark.chaos
+def test_a_rank_that_dies_during_a_pause_comes_back_into_the_group(url: str, unbroken: list[Said]) -> None:
+    async def pause_kill_resume() -> None:
+        await asyncio.to_thread(post, url, "/pause?mode=keep")
+        kill((await asyncio.to_thread(pids, url))[2])
+        await asyncio.to_thread(wait_whole, url, NUM_RANKS)
+        await asyncio.to_thread(post, url, "/resume")
+
+    assert_unbroken(url, ASKS, unbroken, pause_kill_resume)
+
+
+def test_nobody_misses_the_coordinator_while_it_is_replaced(served: Deployment, url: str, unbroken: list[Said]) -> None:
+    async def kill_coordinator() -> None:
+        (coordinator,) = served.processes("lb.coordinator")
+        coordinator.kill()
+        await asyncio.to_thread(eventually, lambda: len(served.processes("lb.coordinator")) == 1)
+
+    before = incarnations(url)
+    assert_unbroken(url, ASKS, unbroken, kill_coordinator)
+    assert chat(url) == "length"  # the group had come to rest, and the new coordinator wakes it
+    assert incarnations(url) == before
