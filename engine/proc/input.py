@@ -67,6 +67,7 @@ class InputThread:
         self._make_socket = partial(make_socket, context, security=security)
         self._group = GroupView(engine_id)
         self._ready: EngineReady | None = None
+        self._notices: list[EEPNotification] = []
         self._lines: dict[ClientId, _RequestLine] = {}
         self._drops = Drops()
         self._decode_line = line_decoder().decode_frames
@@ -81,7 +82,10 @@ class InputThread:
         self._thread.start()
 
     def announce(self, ready: EngineReady, notices: Sequence[EEPNotification] = ()) -> None:
-        """Open a line to every listed client, with ``ready`` as its first message. notices: told to these clients."""
+        """Open a line to every listed client, with ``ready`` as its first message.
+
+        notices: told once, to the first clients that are listed.
+        """
         self._mailbox.post(self._announce, ready, notices)
 
     def finish(self) -> None:
@@ -144,10 +148,8 @@ class InputThread:
         self._is_finished = True
 
     def _announce(self, ready: EngineReady, notices: Sequence[EEPNotification]) -> None:
-        self._ready = ready
+        self._ready, self._notices = ready, list(notices)
         self._follow_clients()
-        for notice in notices:
-            self._output.put_notice(notice, self._shared.next_report_seq)
 
     def _on_state(self, frames: Frames) -> None:
         try:
@@ -185,6 +187,8 @@ class InputThread:
         for client_id, info in self._group.clients.items():
             if client_id not in self._lines:
                 self._open_client(info, self._ready)
+        while self._lines and self._notices:
+            self._output.put_notice(self._notices.pop(0), self._shared.next_report_seq)
 
     def _open_client(self, info: ClientInfo, ready: EngineReady) -> None:
         client_id = info.client_id

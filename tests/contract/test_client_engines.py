@@ -174,7 +174,9 @@ async def test_an_engine_that_is_stopped_gives_its_streams_back_and_they_go_on_e
         requests = [make_request(client, max_tokens=300, ignore_eos=True) for _ in range(6)]
         for request in requests:
             await client.add_request_async(request, data_parallel_rank=0)
-        before = list((await client.get_output_async()).outputs)
+        before: list[EngineCoreOutput] = []
+        while len({output.request_id for output in before}) < len(requests):
+            before += (await client.get_output_async()).outputs
         group.kill_engine(EngineId(0, 1), signal.SIGTERM)
         outputs = await finish(client, *requests)
         for request in requests:
@@ -284,3 +286,20 @@ def _assert_ledgers_empty(group: Deployment, client: DPLBAsyncMPClient) -> None:
     assert {view.engine_id for view in views} == set(group.engines)
     assert all(view.num_in_flight == 0 for view in views)
     assert sum(view.num_picks for view in views) == 1000
+
+
+async def test_clients_hear_of_elastic_changes_by_the_reference_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[EngineId, str]] = []
+
+    async def note(_: DPLBAsyncMPClient, engine_id: EngineId, notification: str) -> None:
+        heard.append((engine_id, notification))
+
+    monkeypatch.setattr(DPLBAsyncMPClient, "eep_process_engine_core_notification", note)
+    async with deployment(1) as group, group.client(1) as client:
+        joined = group.start_engine(1, is_joining=True)
+        await client.wait_ready(30, 2)
+        await eventually(lambda: (EngineId(0, 1), "RECONFIGURE_FINISHED") in heard)
+        group.kill_engine(joined, signal.SIGTERM)
+        await eventually(lambda: (joined, "SHUTDOWN_COMPLETE") in heard)
+    mine = [notification for engine_id, notification in heard if engine_id == joined]
+    assert mine[:2] == ["NEW_CORE_ENGINES_INIT_READY", "NEW_CORE_ENGINES_WEIGHTS_INIT_READY"]

@@ -11,8 +11,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
+from tests.integration.scaling import ready_ranks, scale
 from tests.integration.serving import Deployment, chat, deployment, eventually, ranks_of, wire_mechanism
 
 pytestmark = pytest.mark.ray
@@ -83,6 +85,29 @@ def _assert_lines_have_keys(served: Deployment) -> None:
     ((address, ports),) = served.listening("lb.coordinator").items()
     assert not ipaddress.ip_address(address).is_unspecified
     assert [wire_mechanism(address, port) for port in ports] == ["CURVE", "CURVE"]
+
+
+def test_ranks_come_and_go_with_their_places_and_what_does_not_fit_is_named(
+    head: Head, joining: tuple[str, ...]
+) -> None:
+    before = head.left()
+    with deployment(*joining, "--data-parallel-size", "1") as served:
+        with httpx.Client(base_url=served.wait_ready(), timeout=60.0, trust_env=False) as http:
+            scale(http, size=2)
+            assert ready_ranks(http) == [0, 1]
+            assert head.left() == {name: number + 2 for name, number in before.items()}
+            refused = http.post("/v1/cluster/scale", json={"size": 3})
+            assert refused.status_code == 409
+            assert "1 more ranks do not fit, 0 would: each rank needs 1 CPU" in refused.json()["error"]["message"]
+            assert http.get("/v1/cluster/capacity").json()["can_add"] == 0
+            scale(http, remove=[0])
+            assert ready_ranks(http) == [1]
+            eventually(lambda: head.left() == {name: number + 1 for name, number in before.items()}, 10)
+            eventually(lambda: http.get("/v1/cluster/capacity").json()["can_add"] == 1)
+        served.send_signal(signal.SIGTERM)
+        assert served.wait_exit() == 0, served.stderr
+        served.assert_nothing_left()
+    eventually(lambda: head.left() == before, 10)
 
 
 def test_too_few_cpus_in_the_cluster_are_named_at_once(joining: tuple[str, ...]) -> None:
