@@ -61,11 +61,16 @@ class RankFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The deployment, as it is now. healing: staying ranks whose engine is being replaced. group: see GroupStage."""
+    """The deployment, as it is now.
+
+    healing: staying ranks whose engine is being replaced. group: see ``GroupStage``. is_served: some rank that does not
+    leave is ready.
+    """
 
     ranks: Mapping[int, RankFacts] = field(default_factory=dict)
     healing: tuple[int, ...] = ()
     group: GroupStage = GroupStage.SWITCHED
+    is_served: bool = True
 
     def of(self, rank: int) -> RankFacts:
         """Return what is known of a rank."""

@@ -39,7 +39,7 @@ def look(
         seat.engine_id.rank for seat in engines.seats if seat.engine_id.rank not in concerned and is_healing(seat)
     )
     group = group_stage(state, wanted) if is_lockstep else GroupStage.SWITCHED
-    return Facts(ranks, healing, group)
+    return Facts(ranks, healing, group, is_served=any(seat.is_ready for seat in wanted))
 
 
 def is_published(rank: int, state: GroupState | None) -> bool:

@@ -134,14 +134,26 @@ class ScaleOperation:
             self._turn_back(Phase.FAILED, failure)
             return self._go_back(facts, now)
         if step.waits_for_healing and facts.healing:
+            orders = [] if facts.is_served else self._stay(now)
             self.blocking_ranks, self._began_at = facts.healing, now
-            return []
+            return orders
         orders = self._once(step.orders + self._insist(step, facts, now))
         self.blocking_ranks = tuple(rank for rank in step.who if not step.is_done(facts.of(rank)))
         self._share = max(self._share, _share_done(step, facts, now - self._began_at))
         if not self.blocking_ranks and step.is_group_done(facts):
             return orders + self._next(now)
         return orders + self._judge_time(step, facts, now)
+
+    def _stay(self, now: float) -> list[Order]:
+        """Let the leaving ranks take requests again while nobody else serves; later they begin to leave anew."""
+        told = {order for order in self._ordered if order.verb in (Verb.CORDON, Verb.MOVE, Verb.LEAVE)}
+        if not told:
+            return []
+        self._ordered -= told
+        self._index = next(index for index, step in enumerate(self._steps) if step.phase is Phase.DRAIN)
+        self._share = 0.0
+        self._enter(Phase.DRAIN, now)
+        return [Order(Verb.RESTORE, rank) for rank in self.plan.leaving]
 
     def _find_failure(self, facts: Facts) -> str | None:
         """Say what went wrong with a new rank; behind the point of no return it is a death like any other."""

@@ -108,6 +108,18 @@ def test_what_died_is_replaced_before_anybody_leaves() -> None:
     assert run.operation.phase is Phase.DONE
 
 
+def test_while_nobody_else_serves_the_leaving_ranks_do() -> None:
+    run = run_to(Phase.MOVE, (0, 1), ScaleWish(remove=(0,), drain_timeout_s=0.0))
+    run.world.healing, run.world.is_served = (1,), False
+    assert [order.verb for order in run.turn()] == [Verb.RESTORE]
+    assert not run.world.flags[0].cordoned
+    assert run.turn(60.0) == []
+    run.world.healing, run.world.is_served = (), True
+    run.finish()
+    assert phases(run) == ["drain", "move", "drain", "move", "stop", "release", "done"]
+    assert [order.verb for order in run.world.orders].count(Verb.CORDON) == 2
+
+
 def test_no_place_ends_it_before_anything_is_started() -> None:
     run = Run(*GROW)
     run.turn()

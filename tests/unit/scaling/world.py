@@ -31,11 +31,12 @@ class World:
         self.flags = {rank: Flags() for rank in ranks}
         self.orders: list[Order] = []
         self.healing: tuple[int, ...] = ()
+        self.is_served = True
         self.is_lockstep = is_lockstep
         self.stage = GroupStage.OLD if is_lockstep else GroupStage.SWITCHED
 
     def facts(self) -> Facts:
-        return Facts(dict(self.ranks), self.healing, self.stage)
+        return Facts(dict(self.ranks), self.healing, self.stage, self.is_served)
 
     def of(self, rank: int) -> RankFacts:
         return self.ranks.get(rank, RankFacts())
