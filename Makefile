@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: setup
-	$(VENV)/bin/shoal serve --model smollm2-135m --data-parallel-size 2
+	$(VENV)/bin/shoal serve --model smollm2-135m --data-parallel-size 2 --max-data-parallel-size 4
 
 test: setup
 	$(RUN) pytest
