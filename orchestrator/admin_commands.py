@@ -31,6 +31,9 @@ COMMANDS: Mapping[str, AdminCommand] = {
     "cordon": AdminCommand("let a rank take no new requests", "/v1/cluster/ranks/{rank}/cordon"),
     "uncordon": AdminCommand("let a rank take new requests again", "/v1/cluster/ranks/{rank}/uncordon"),
     "drain": AdminCommand("cordon a rank and wait until it has nothing left", "/v1/cluster/ranks/{rank}/drain"),
+    "rebalance": AdminCommand(
+        "place the experts of a lockstep group anew, by how often each was chosen", "/v1/cluster/rebalance"
+    ),
     "abort": AdminCommand("end requests, by x-request-id or by the id of the reply", "/abort_requests"),
 }
 

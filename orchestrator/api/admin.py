@@ -10,15 +10,17 @@ from client.utility_calls import NO_ANSWER
 from engine.wire.codec import encode
 from engine.wire.errors import UnknownMethodError, UtilityError
 from engine.wire.messages import ClusterSettings, Load
-from lb.views import EngineState, EngineView
+from lb.views import EngineState
 from orchestrator.api.errors import AdminError, ApiError
 from orchestrator.api.in_force import ranks_behind, wait_in_force
+from orchestrator.api.rebalance import MembersClient, rebalance
 from orchestrator.control.client import ControlClient
 from orchestrator.control.messages import (
     AbortRequests,
     Cordon,
     GetSettings,
     Pause,
+    Rebalance,
     Resume,
     SettingsChange,
     Sleep,
@@ -32,13 +34,10 @@ _DRAIN_PAUSE_S = 0.05
 _EXCLUSIVE_FIELDS = {Pause: "pause", Resume: "pause", Sleep: "sleep_level", WakeUp: "sleep_level"}
 
 
-class RankClient(Protocol):
+class RankClient(MembersClient, Protocol):
     """What is needed of the client of the engines."""
 
     settings: ClusterSettings
-
-    def engine_views(self) -> list[EngineView]:
-        """Return what is known of every engine, one per rank."""
 
     async def call_ranks_async(
         self, method: str, args: Sequence[Any] = (), timeout_s: float | None = None
@@ -109,6 +108,10 @@ class Admin:
             message = f"rank {rank} still has {remaining} of {at_start} sequences after {timeout_s:g} s; it is cordoned"
             raise AdminError(504, message, progress, code="not_drained")
         return progress
+
+    async def rebalance(self, timeout_s: float) -> dict[str, Any]:
+        """Place the experts of a lockstep group anew; see ``orchestrator.api.rebalance``."""
+        return await rebalance(self._client, lambda left_s: self.change(Rebalance(), left_s), timeout_s)
 
     async def call_ranks(
         self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout_s: float

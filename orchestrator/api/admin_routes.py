@@ -65,6 +65,7 @@ def admin_router(admin: Admin, llm: AsyncLLM, info: ServerInfo) -> APIRouter:
     _add_pause_routes(router, admin)
     _add_sleep_routes(router, admin)
     _add_rank_routes(router, admin)
+    _add_group_routes(router, admin)
     _add_call_routes(router, admin)
     _add_state_routes(router, admin, llm, info)
     return router
@@ -134,6 +135,13 @@ def _add_rank_routes(router: APIRouter, admin: Admin) -> None:
     @router.post("/v1/cluster/ranks/{rank}/drain")
     async def drain(rank: int, timeout_s: Timeout = _DEFAULT_TIMEOUT_S) -> dict[str, Any]:
         return {"status": "drained", **await admin.drain(rank, timeout_s)}
+
+
+def _add_group_routes(router: APIRouter, admin: Admin) -> None:
+    @router.post("/v1/cluster/rebalance")
+    async def rebalance(timeout_s: Timeout = _DEFAULT_TIMEOUT_S) -> dict[str, Any]:
+        """Place the experts of a lockstep group anew, by how often each was chosen."""
+        return await admin.rebalance(timeout_s)
 
 
 def _add_call_routes(router: APIRouter, admin: Admin) -> None:

@@ -1,0 +1,76 @@
+"""Placing a lockstep group's experts anew, and waiting until every member steps with them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from engine.wire.ids import EngineId
+from lb.group_view import GroupView
+from lb.placement import num_moved
+from lb.views import EngineView
+from orchestrator.api.errors import AdminError, ApiError
+
+_PAUSE_S = 0.02
+
+
+class MembersClient(Protocol):
+    """What is needed of the client of the engines."""
+
+    def engine_views(self) -> list[EngineView]:
+        """Return what is known of every engine, one per rank."""
+
+    def group_view(self) -> GroupView | None:
+        """Return what is known of the lockstep group; None for independent ranks."""
+
+
+async def rebalance(
+    client: MembersClient, wish: Callable[[float], Awaitable[object]], timeout_s: float
+) -> dict[str, Any]:
+    """Let the experts be placed by how often each was chosen; return once all members step in the new epoch.
+
+    wish: makes it wanted, within so many seconds.
+
+    Raises:
+        ApiError: 409 there is no group; 504 names the members that do not step in it in time; it stays wanted.
+        ControlError: the supervisor said no, or nothing.
+    """
+    before = client.group_view()
+    if before is None or not before.epoch:
+        message = (
+            "no lockstep group is formed here, so there are no experts to place: ranks are independent unless they are "
+            "started with --enable-expert-parallel"
+        )
+        raise ApiError(409, message, code="no_group")
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    await wish(timeout_s)
+    while behind := members_behind(client.group_view(), client.engine_views(), before.epoch):
+        if asyncio.get_running_loop().time() >= deadline:
+            ranks = ", ".join(map(str, behind))
+            message = f"no new placement is in force within {timeout_s:g} s on rank {ranks}; it stays wanted"
+            raise AdminError(504, message, {"epoch": before.epoch, "ranks_behind": behind}, code="not_in_force")
+        await asyncio.sleep(_PAUSE_S)  # as for settings: reports come a few times a second
+    after = client.group_view()
+    assert after is not None, "nobody is behind a group"
+    return {
+        "status": "rebalanced",
+        "epoch": after.epoch,
+        "experts_moved": _num_moved(before, after),
+        "experts": {str(member.rank): list(held) for member, held in after.placement.items()},
+    }
+
+
+def members_behind(group: GroupView | None, views: Sequence[EngineView], epoch: int) -> list[int]:
+    """Return the members of a group, by rank, that do not step in an epoch above ``epoch`` that is in force; pure."""
+    if group is None:
+        return [view.engine_id.rank for view in views]
+    steps_in = {view.engine_id: 0 if view.report is None else view.report.epoch for view in views}
+    is_new = group.epoch > epoch
+    return [member.rank for member in group.placement if not (is_new and steps_in.get(member, 0) == group.epoch)]
+
+
+def _num_moved(before: GroupView, after: GroupView) -> int:
+    def held(group: GroupView, member: EngineId) -> Sequence[int]:
+        return group.placement.get(member, ())
+
+    members = list(after.placement)
+    return num_moved([held(before, member) for member in members], [list(held(after, member)) for member in members])
