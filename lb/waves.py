@@ -1,6 +1,6 @@
 """When a lockstep group runs. Between waves nobody steps, and an idle group costs no CPU."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from engine.wire.messages import EnginePhase, EngineReport
 
@@ -14,20 +14,20 @@ class Waves:
     def __init__(self) -> None:
         self.started = 0
 
-    def update(self, members: Iterable[EngineReport]) -> bool:
-        """Look at the members' reports; True when a wave was started.
+    def update(self, members: Sequence[EngineReport], epoch: int) -> None:
+        """Look at the members' reports, and start a wave when one is wanted.
 
-        A member that is idle in the newest wave and has work wants the next one. One that is behind has not seen the
-        newest yet, and will run in it. A wave a member is in already, started by a coordinator before this one, is
-        everybody's.
+        A member that is idle in the newest wave wants the next one when it has work, or is not in the committed epoch:
+        a membership takes effect at a step, and the last wave may have ended with somebody who had not seen it. One
+        that is behind has not seen the newest wave yet, and will run in it. A wave a member is in already, started by
+        a coordinator before this one, is everybody's.
+
+        epoch: the committed one.
         """
-        before = self.started
-        for report in members:
-            self.started = max(self.started, report.wave)
-        wants = (r.phase is EnginePhase.IDLE and r.has_work and r.wave == self.started for r in members)
-        if any(wants):
+        self.started = max([self.started, *(report.wave for report in members)])
+        idle = [r for r in members if r.phase is EnginePhase.IDLE and r.wave == self.started]
+        if any(report.has_work or report.epoch != epoch for report in idle):
             self.started += 1
-        return self.started != before
 
     def start_next(self, members: Iterable[EngineReport]) -> None:
         """Start a wave whoever has work: a new membership takes effect at a step, and an idle group makes none."""

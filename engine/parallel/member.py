@@ -5,13 +5,13 @@ lost, repeated or late, and the newest one says everything again. What two ranks
 exchange at the beginning of a step, where all see the same; a rank alone decides nothing but to rest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from engine.parallel.header import StepHeader
 from engine.wire.ids import EngineId
-from engine.wire.messages import GroupState, Membership
+from engine.wire.messages import GroupState, Membership, Seat, SeatState
 
 
 class Stance(Enum):
@@ -34,15 +34,27 @@ class StepVerdict:
     switches: bool
 
 
+def has_ended(engine_id: EngineId, seats: Mapping[int, Seat]) -> bool:
+    """Tell whether an engine's host has confirmed that it is gone, by what the supervisor knows of the seats.
+
+    seats: by rank; empty before the coordinator heard them.
+    """
+    seat = seats.get(engine_id.rank)
+    if seat is None or seat.engine_id.incarnation > engine_id.incarnation:
+        return bool(seats)
+    return seat.engine_id == engine_id and seat.state is SeatState.DEAD
+
+
 class Member:
     """One rank's part in waves and epochs.
 
     Only a raised ``wave_started`` moves it from IDLE to RUNNING, only consensus in the exchange moves it back: other
     readings of the same words trap the group within a few events.
 
-    epoch: of the group it steps in; 0 outside. ready_epoch: the newest epoch whose group it has prepared.
+    epoch: of the group it steps in; 0 outside. ready_epoch: of the group that it prepared last and still has, which may
+    be the one it steps in.
     wave, step: where it stands; joiners adopt the highest. committed: the newest committed membership it has seen.
-    max_epoch_seen: no epoch up to here may be used for another attempt.
+    peers: members of the group it steps in. max_epoch_seen: no epoch up to here may be used for another attempt.
     """
 
     def __init__(self, engine_id: EngineId) -> None:
@@ -51,6 +63,9 @@ class Member:
         self._wave_seen = 0
         self._proposal: Membership | None = None
         self._is_direct = False
+        self._preparing = 0
+        self._seats: Mapping[int, Seat] = {}
+        self.peers: Sequence[EngineId] = ()
         self.stance = Stance.OUTSIDE
         self.epoch = 0
         self.ready_epoch = 0
@@ -69,6 +84,7 @@ class Member:
         self._newest = number
         self._proposal = state.proposal
         self._is_direct = state.direct
+        self._seats = {seat.engine_id.rank: seat for seat in state.seats}
         self._wave_seen = max(self._wave_seen, state.wave_started)
         if state.committed.epoch > self.committed.epoch:
             self.committed = state.committed
@@ -78,12 +94,17 @@ class Member:
             self.on_broken()
         self._wake()
 
+    def on_preparing(self, epoch: int) -> None:
+        """Note that the group of an epoch is being prepared. One that was ready and is not stepped in is let go."""
+        self._preparing = epoch
+        self.ready_epoch = min(self.ready_epoch, self.epoch)
+
     def on_prepared(self, epoch: int) -> None:
         """Note that the group of an epoch is ready to take over."""
         self.ready_epoch = max(self.ready_epoch, epoch)
 
     def on_broken(self) -> None:
-        """Park: the group's exchange broke, or a direct proposal calls. What was under way is to be discarded."""
+        """Park: the group's exchange broke, or it must be left. What was under way is to be discarded."""
         if self.stance is not Stance.OUTSIDE:
             self.stance = Stance.PARKED
 
@@ -103,11 +124,11 @@ class Member:
         """Step in the newest committed group from now on, or in none when this rank is not in it."""
         if self._engine_id in self.committed.members:
             assert self.ready_epoch == self.committed.epoch, "a group is committed when all are ready"
-            self.epoch = self.committed.epoch
+            self.epoch, self.peers = self.committed.epoch, self.committed.members
             self.wave = max(self.wave, self._wave_seen)
             self.stance = Stance.RUNNING
         else:
-            self.epoch = 0
+            self.epoch, self.peers = 0, ()
             self.stance = Stance.OUTSIDE
 
     @property
@@ -119,20 +140,22 @@ class Member:
 
     @property
     def must_leave(self) -> bool:
-        """Tell whether a direct proposal calls this rank out of the group it is in, out of a collective even."""
+        """Tell whether this rank is to leave the group it is in, out of a collective even.
+
+        A direct proposal calls it, or a member is gone: connections to a host that is out of reach do not break, and of
+        a group that is being left the coordinator takes no care any more.
+        """
+        if self.stance not in (Stance.IDLE, Stance.RUNNING):
+            return False
         proposal = self._proposal
-        return (
-            self._is_direct
-            and proposal is not None
-            and proposal.epoch > self.epoch
-            and self.stance in (Stance.IDLE, Stance.RUNNING)
-        )
+        is_called = self._is_direct and proposal is not None and proposal.epoch > self.epoch
+        return is_called or any(has_ended(peer, self._seats) for peer in self.peers)
 
     @property
     def to_prepare(self) -> Membership | None:
-        """Return the group to prepare now, beside the one that steps; None when nothing is wanted, or it is ready."""
+        """Return the group to prepare now, beside the one that steps; None when nothing is wanted, or it was begun."""
         proposal = self._proposal
-        if proposal is None or self._engine_id not in proposal.members or proposal.epoch <= self.ready_epoch:
+        if proposal is None or self._engine_id not in proposal.members or proposal.epoch <= self._preparing:
             return None
         return proposal
 

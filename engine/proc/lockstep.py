@@ -110,26 +110,32 @@ class DPEngineCoreProc(EngineCoreProc):
     # --- the group --------------------------------------------------------------------------------------------------
 
     def _follow(self, core: LockstepCore) -> None:
-        """Do what the coordinator's newest state and finished preparations ask for."""
-        state = self._line.take_state()
+        """Do what the coordinator's newest state and finished preparations ask for.
+
+        It is told at once, because the step that follows may wait for others, and they for what this rank says.
+        """
+        state, results = self._line.take_state(), self._line.take_prepared()
         if state is not None:
             was_parked = self._member.stance is Stance.PARKED
             self._member.on_state(state)
             if self._member.stance is Stance.PARKED and not was_parked:
                 self._parked_at = time.monotonic()
-        for epoch, prepared in self._line.take_prepared():
+        for epoch, prepared in results:
             self._on_prepared(epoch, prepared)
         if self._member.stance is Stance.PARKED:
             self._drop_group()
         wanted = self._member.to_prepare
-        if wanted is not None and wanted.epoch > self._preparing:
+        if wanted is not None:
             self._prepare(core.lockstep_runner, wanted)
         if self._member.may_install:
             self._switch(core)
+        if state is not None or results:
+            self._tell(core)
 
     def _prepare(self, runner: LockstepRunner, membership: Membership) -> None:
         """Begin to prepare a group beside the one in use; one prepared for an earlier attempt is dropped."""
         self._preparing = membership.epoch
+        self._member.on_preparing(membership.epoch)
         if self._standby is not None:
             close_aside(self._standby)
             self._standby = None

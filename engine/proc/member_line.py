@@ -2,11 +2,13 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.parallel.member import Member, Stance
+from engine.parallel.member import Member, Stance, has_ended
 from engine.proc.shared import SharedState
-from engine.wire.messages import EnginePhase, GroupState, MemberStatus
+from engine.wire.ids import EngineId
+from engine.wire.messages import EnginePhase, GroupState, MemberStatus, Seat
 
 if TYPE_CHECKING:
     from engine.parallel.epoch import EpochGroup
@@ -23,7 +25,7 @@ class MemberLine:
     """Newest state of the coordinator and prepared groups in; the member's standing out.
 
     Only the newest state counts, so one slot holds it. ``must_leave`` is asked from inside collectives, while the loop
-    cannot take a state: it looks at the newest direct proposal, which the input thread notes on arrival.
+    cannot take a state: it looks at what the input thread noted on arrival, the newest direct proposal and the seats.
 
     failed_epoch, num_empty_steps: written by the loop. heard_at: monotonic seconds of the coordinator's last word.
     """
@@ -34,6 +36,8 @@ class MemberLine:
         self._state: GroupState | None = None
         self._prepared: list[tuple[int, EpochGroup | None]] = []
         self._direct_epoch = 0
+        self._seats: dict[int, Seat] = {}
+        self._standing: tuple[int, Sequence[EngineId]] = (0, ())  # epoch and peers; written by the loop
         self.failed_epoch = 0
         self.num_empty_steps = 0
         self.heard_at = time.monotonic()
@@ -44,6 +48,7 @@ class MemberLine:
             if state.direct and state.proposal is not None:
                 self._direct_epoch = max(self._direct_epoch, state.proposal.epoch)
             self._state = state
+            self._seats = {seat.engine_id.rank: seat for seat in state.seats}
             self.heard_at = time.monotonic()
         self._shared.wake()
 
@@ -55,7 +60,10 @@ class MemberLine:
 
     def must_leave(self, epoch: int) -> bool:
         """Tell whether whoever waits in a collective of this epoch shall leave it; any thread."""
-        return self._direct_epoch > epoch or self._shared.stop_reason is not None
+        if self._direct_epoch > epoch or self._shared.stop_reason is not None:
+            return True
+        standing, peers = self._standing
+        return standing == epoch and any(has_ended(peer, self._seats) for peer in peers)
 
     def take_state(self) -> GroupState | None:
         """Return the newest state if it was not taken yet."""
@@ -71,6 +79,7 @@ class MemberLine:
 
     def publish(self, member: Member, num_experts: int, store_address: str, expert_loads: list[int]) -> None:
         """Let the next report show where the member stands."""
+        self._standing = member.epoch, member.peers
         self._shared.show_member(
             _PHASES[member.stance],
             epoch=member.epoch,

@@ -1,6 +1,7 @@
 """Who is in the lockstep group, and how it gets from one membership to the next. Pure: reports and seats in.
 
-An epoch number names one attempt and is never used again. Two ways lead from one committed membership to the next:
+An epoch number names one attempt and is never used again: each generation of the coordinator counts in a range of its
+own, because a successor may not have heard of the last attempts. Two ways lead from one membership to the next:
 
 planned: everybody lives. Old and new members prepare while they serve; when all are ready the new membership is
     committed, and the members switch together at the end of a step.
@@ -17,32 +18,46 @@ from lb.waves import Waves
 
 _LOADED = (EnginePhase.IDLE, EnginePhase.RUNNING, EnginePhase.PARKED)
 
+_EPOCHS_PER_GENERATION = 1_000_000
+"""More than a coordinator proposes in its life, and the first one counts from 1."""
+
 
 class LockstepGroup:
     """Decides memberships and waves. ``update`` is to be called whenever a report or the seats changed.
 
+    Nothing is proposed or put in force before the seats are known and every member has been heard: who is silent may
+    live, and may be further than the others.
+
     committed: the membership in force. proposal: the one that is being prepared, if any. direct: the way it takes.
     """
 
-    def __init__(self, min_size: int = 1, num_redundant_experts: int = 0) -> None:
-        """min_size: below so many members nothing is committed. num_redundant_experts: replicas in the group."""
+    def __init__(self, generation: int = 1, min_size: int = 1, num_redundant_experts: int = 0) -> None:
+        """Begin with no members.
+
+        generation: which coordinator this is, from 1. min_size: below so many members nothing is committed.
+        num_redundant_experts: replicas in the group.
+        """
         self.committed = Membership(0, [])
         self.proposal: Membership | None = None
         self.direct = False
         self.waves = Waves()
-        self._min_size = min_size
+        self._min_size = max(1, min_size)
         self._num_redundant = num_redundant_experts
-        self._max_epoch = 0
+        self._max_epoch = (generation - 1) * _EPOCHS_PER_GENERATION
         self._reports: Mapping[int, EngineReport] = {}
         self._seats: Mapping[int, Seat] = {}
         self._must_rebalance = False
 
     @property
     def is_observed(self) -> bool:
-        """Tell whether every live member steps in the committed group, and nobody has a proposal still to see."""
+        """Tell whether every live member steps in the committed group and has seen the proposal and the newest wave."""
         epoch = self.proposal.epoch if self.proposal is not None else self.committed.epoch
         live = [report for member in self._everybody() if (report := self._live_report(member)) is not None]
-        return self._is_settled() and all(report.max_epoch_seen >= epoch for report in live)
+        return (
+            self._is_settled()
+            and all(report.max_epoch_seen >= epoch for report in live)
+            and all(report.wave >= self.waves.started for report in self._members())
+        )
 
     def update(self, reports: Mapping[int, EngineReport], seats: Mapping[int, Seat]) -> bool:
         """Look at everybody's newest report and at the seats; True when something is to be published.
@@ -52,10 +67,9 @@ class LockstepGroup:
         self._reports, self._seats = reports, seats
         before = (self.committed, self.proposal, self.direct, self.waves.started)
         self._learn()
-        if not self._heal() and not self._commit():
+        if self._knows_everybody() and not self._heal() and not self._commit():
             self._plan()
-        members = [report for member in self.committed.members if (report := self._live_report(member)) is not None]
-        self.waves.update(members)
+        self.waves.update(self._members(), self.committed.epoch)
         return before != (self.committed, self.proposal, self.direct, self.waves.started)
 
     def rebalance(self) -> None:
@@ -65,11 +79,14 @@ class LockstepGroup:
     # --- what others know already -----------------------------------------------------------------------------------
 
     def _learn(self) -> None:
-        """Go on from what the members have seen: a coordinator that starts knows nothing else."""
+        """Go on from what the members have seen: a coordinator that starts knows nothing else.
+
+        What was put in force by a predecessor is in force, and makes void what was proposed without knowing of it.
+        """
         for report in self._reports.values():
             self._max_epoch = max(self._max_epoch, report.max_epoch_seen)
             if report.member is not None and report.member.membership.epoch > self.committed.epoch:
-                self.committed = report.member.membership
+                self.committed, self.proposal, self.direct = report.member.membership, None, False
         self._max_epoch = max(self._max_epoch, self.committed.epoch)
 
     # --- the direct way ---------------------------------------------------------------------------------------------
@@ -77,13 +94,13 @@ class LockstepGroup:
     def _heal(self) -> bool:
         """Propose the live members of the committed group when it is broken; True while there is nothing else to do."""
         if self.direct and self.proposal is not None:
-            void = [m for m in self.proposal.members if self._live_report(m) is None or self._has_failed(m)]
+            is_void = any(self._live_report(m) is None or self._has_failed(m) for m in self.proposal.members)
         else:
-            void = [member for member in self.committed.members if self._is_broken(member)]
-        if not void:
+            is_void = any(map(self._is_broken, self.committed.members))
+        if not is_void:
             return False
         live = [member for member in self.committed.members if self._live_report(member) is not None]
-        if len(live) < max(1, self._min_size):
+        if len(live) < self._min_size:
             # Too few to go on by themselves. They wait parked until others have loaded, and go on with these.
             if self.direct:
                 self.proposal, self.direct = None, False
@@ -92,12 +109,13 @@ class LockstepGroup:
         return True
 
     def _is_broken(self, member: EngineId) -> bool:
-        """Tell whether a member is dead, or parked with nothing to step in next."""
+        """Tell whether a member is dead, or neither steps in the committed group nor is about to."""
         report = self._live_report(member)
         if report is None:
             return True
-        steps_in_it_next = report.epoch < self.committed.epoch == report.ready_epoch
-        return report.phase is EnginePhase.PARKED and not steps_in_it_next
+        if report.epoch == self.committed.epoch:
+            return report.phase is EnginePhase.PARKED
+        return report.ready_epoch != self.committed.epoch
 
     # --- both ways --------------------------------------------------------------------------------------------------
 
@@ -171,26 +189,36 @@ class LockstepGroup:
 
     def _is_settled(self) -> bool:
         """Tell whether every live member steps in the committed group."""
-        members = [report for member in self.committed.members if (report := self._live_report(member)) is not None]
-        return all(report.epoch == self.committed.epoch for report in members)
+        return all(report.epoch == self.committed.epoch for report in self._members())
 
     # --- who lives --------------------------------------------------------------------------------------------------
 
     def _everybody(self) -> set[EngineId]:
         return {*self.committed.members, *(self.proposal.members if self.proposal is not None else ())}
 
-    def _live_report(self, engine_id: EngineId) -> EngineReport | None:
-        """Return an engine's newest report, or None when it is dead: confirmed, replaced, or without a seat."""
-        report = self._reports.get(engine_id.rank)
-        if report is None or report.engine_id != engine_id or report.member is None:
-            return None
-        if report.phase is EnginePhase.STOPPING:
-            return None
+    def _members(self) -> list[EngineReport]:
+        return [report for member in self.committed.members if (report := self._live_report(member)) is not None]
+
+    def _knows_everybody(self) -> bool:
+        """Tell whether the seats are known, and every member was heard or is dead."""
+        return bool(self._seats) and all(
+            self._is_dead(member) or self._live_report(member) is not None for member in self._everybody()
+        )
+
+    def _is_dead(self, engine_id: EngineId) -> bool:
+        """Tell whether an engine is confirmed dead, was replaced, has no seat any more, or says that it ends."""
         seat = self._seats.get(engine_id.rank)
-        if seat is None:
-            return report if not self._seats else None
-        is_dead = seat.engine_id != engine_id or seat.state is SeatState.DEAD
-        return None if is_dead else report
+        if seat is None or seat.engine_id != engine_id or seat.state is SeatState.DEAD:
+            return True
+        report = self._reports.get(engine_id.rank)
+        return report is not None and report.engine_id == engine_id and report.phase is EnginePhase.STOPPING
+
+    def _live_report(self, engine_id: EngineId) -> EngineReport | None:
+        """Return a live engine's newest report; None when it is dead, or was not heard as a loaded lockstep rank."""
+        report = self._reports.get(engine_id.rank)
+        if report is None or report.engine_id != engine_id or report.member is None or self._is_dead(engine_id):
+            return None
+        return report
 
     def _has_failed(self, member: EngineId) -> bool:
         """Tell whether a member could not prepare the proposal."""

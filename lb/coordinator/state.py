@@ -57,7 +57,7 @@ class CoordinatorState:
         self._membership = Membership(0, [])
         self._lockstep: LockstepGroup | None = None
         if lockstep is not None:
-            self._lockstep = LockstepGroup(lockstep.min_size, lockstep.num_redundant_experts)
+            self._lockstep = LockstepGroup(generation, lockstep.min_size, lockstep.num_redundant_experts)
         self.group_version = 0
         self.load_version = 0
         self.dropped: Counter[str] = Counter()
