@@ -54,6 +54,7 @@ def main() -> int:
     parser.add_argument("--cycles", type=int, default=6, help="times up and down (default: 6)")
     parser.add_argument("--step-ms", type=float, default=20.0, help="duration of one step (default: 20)")
     parser.add_argument("--executor", choices=("local", "ray"), default="local", help="host of the ranks")
+    parser.add_argument("--lockstep", action="store_true", help="ranks that step together (--enable-expert-parallel)")
     options = parse_arguments(__doc__ or "", parser)
     deployed = (
         "--engine=sim",
@@ -61,10 +62,11 @@ def main() -> int:
         f"--data-parallel-size={SMALL}",
         f"--max-data-parallel-size={LARGE}",
         f"--sim-step-ms={options.step_ms}",
+        f"--enable-expert-parallel={'true' if options.lockstep else 'false'}",
     )
     with short_folder() as folder, served(folder, *deployed) as deployment:
         figures = asyncio.run(_measure(deployment.url, options.cycles))
-    sizes = f"{options.cycles} x {SMALL}-{LARGE}-{SMALL} sim ranks"
+    sizes = f"{options.cycles} x {SMALL}-{LARGE}-{SMALL} sim ranks{' in lockstep' if options.lockstep else ''}"
     title = f"{sizes} ({options.executor}) under {_REQUESTS_PER_S:g} requests/s"
     return finish(title, _rows(figures, options.step_ms / 1000), options)
 

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from bench.timed_streams import TimedStream
@@ -40,12 +41,13 @@ class SteadyLoad:
             await asyncio.sleep(max(0.0, due - loop.time()))
             due += self._pause_s
             stream = TimedStream(self._path, self._body | {"seed": number, "prompt": f"request {number}"})
-            self.streams.append(stream)
             try:
                 await stream.open(self._url)
             except OSError:
                 self.num_refused += 1
-                self.streams.remove(stream)
+            else:
+                self.streams.append(stream)
+                stream.ended.add_done_callback(partial(_hang_up, stream))
 
     async def wait_ended(self) -> None:
         """Wait for the ends of all streams."""
@@ -54,6 +56,10 @@ class SteadyLoad:
         for stream in self.streams:
             stream.failed = stream.failed or not stream.ended.done()
             stream.close()
+
+
+def _hang_up(stream: TimedStream, _ended: "asyncio.Future[None]") -> None:
+    stream.close()  # else connections pile up on both sides
 
 
 @asynccontextmanager

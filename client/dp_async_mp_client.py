@@ -33,7 +33,7 @@ class DPAsyncMPClient(AsyncMPClient):
     lb_engines: the engines of the committed membership, in the order of their ranks.
     num_clients: live clients of the deployment, this one included.
     settings: the newest that the operator wants. on_settings: told when they change; must not raise.
-    eep_scaling_cache: the last notification of each engine about an elastic change.
+    eep_scaling_cache: the last notification about an elastic change, of the engine that each rank had last.
 
     A GroupState or LoadSnapshot counts when its (generation, seq) is above the last one's, so loss, repetition and a
     restarted coordinator need no other rule. Silence of the coordinator changes nothing but the age of what is known.
@@ -74,7 +74,8 @@ class DPAsyncMPClient(AsyncMPClient):
     async def eep_process_engine_core_notification(self, engine_id: EngineId, notification: Any) -> None:
         """Note what an engine says about an elastic change. A projection for observers; nothing waits on it."""
         _log.info("engine %s: %s", engine_id, notification)
-        self.eep_scaling_cache[engine_id] = notification
+        others = {known: said for known, said in self.eep_scaling_cache.items() if known.rank != engine_id.rank}
+        self.eep_scaling_cache = others | {engine_id: notification}
 
     def _ensure_tasks(self) -> None:
         super()._ensure_tasks()

@@ -86,7 +86,10 @@ class Keeper:
 
     async def _start_one(self) -> tuple[ChildProcess, bytes]:
         kept = self._keepsake
-        self._child = await start_child(kept.module, kept.make_spec(self._life), self._on_line, kept.pass_fds)
+        try:
+            self._child = await start_child(kept.module, kept.make_spec(self._life), self._on_line, kept.pass_fds)
+        except OSError as error:  # no process, no memory, no descriptors left: later there may be
+            raise StartupError(f"{kept.name} cannot be started: {error}") from error
         line = await self._child.ready_line()
         self._restarts.on_serving(asyncio.get_running_loop().time())
         return self._child, line
@@ -108,7 +111,9 @@ class Keeper:
         kept = self._keepsake
         _LOG.warning("%s is gone (%s); starting %s", kept.name, end.reason, kept.life_name(self._life))
         await asyncio.sleep(pause_s)
-        with suppress(StartupError):  # its end is seen by the next turn of the loop
+        try:
             await self._start_one()
+        except StartupError as error:  # its end is seen by the next turn of the loop
+            _LOG.warning("%s", error)
         assert self._child is not None
         return self._child

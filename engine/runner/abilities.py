@@ -37,12 +37,10 @@ def find_abilities(loaded: LoadedModel) -> Abilities:
     with watched(model) as seen:
         expected = run_one_token(model, loaded.device, input_ids=zero)
     hidden_size = embeds.shape[-1]
-    shows_states = model.base_model is not model and seen.states is not None
-    has_same_size = not shows_states or (seen.states is not None and seen.states.shape[-1] == hidden_size)
     return Abilities(
         hidden_size=hidden_size,
         takes_embeds=_answers_alike(model, loaded.device, embeds, expected),
-        shows_states=shows_states and has_same_size,
+        shows_states=model.base_model is not model and seen.states is not None and seen.states.shape[-1] == hidden_size,
     )
 
 

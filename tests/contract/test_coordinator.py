@@ -136,7 +136,7 @@ def test_an_unobserved_state_is_repeated_and_an_observed_one_falls_silent(tmp_pa
         started = time.monotonic()
         for _ in range(4):
             peer.next_state(GroupState)
-        assert time.monotonic() - started < 0.9  # four repeats at the slow pace would take longer
+        assert time.monotonic() - started < 3.0  # four repeats at the slow pace would take longer
         peer.report(msgspec.structs.replace(_engine(2), max_epoch_seen=first.committed.epoch))
         peer.next_state(GroupState)
         started = time.monotonic()

@@ -1,12 +1,14 @@
 """A child process is kept alive: each life is told its number, each end is known before the next life starts."""
 
 import asyncio
+import errno
 from typing import Any
 
 import pytest
 
 from engine.wire.errors import ShoalError, StartupError
 from orchestrator.keeper import Keeper, Keepsake
+from orchestrator.launch.subprocess import ChildProcess, start_child
 from orchestrator.restarts import RestartRule
 from tests.contract.deployment import eventually
 
@@ -56,6 +58,21 @@ async def test_a_first_life_without_a_ready_line_is_an_error_and_has_no_successo
         await kept.keeper.start()
     assert await kept.keeper.stop(never()) == []
     assert kept.events == ["start 1"]
+
+
+async def test_a_system_that_starts_no_process_now_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept(["say one", "kill"], ["say none"], ["say three", "wait"])
+
+    async def refuse_the_second(module: str, spec: list[str], *others: Any) -> ChildProcess:
+        if spec == ["say none"]:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return await start_child(module, spec, *others)
+
+    monkeypatch.setattr("orchestrator.keeper.start_child", refuse_the_second)
+    await kept.keeper.start()
+    await eventually(lambda: kept.events[-1] == "start 3" and kept.keeper.pid)
+    assert kept.events == ["start 1", "end 1", "start 2", "end 2", "start 3"]
+    assert await kept.keeper.stop(never()) == []
 
 
 async def test_what_dies_again_and_again_is_given_up_with_its_reason() -> None:

@@ -1,16 +1,14 @@
 """Members of a group that is being prepared hand each other experts, over a real transport."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from engine.parallel.expert_rows import ExpertRows, PeerRows
-from engine.parallel.transport import form_transports, serve_store
+from tests.unit.parallel.members import Company
 
 LAYERS = ("layer.0", "layer.1")
-JOIN_S = 20.0
 
 
 def rows_of(*expert_ids: int) -> ExpertRows:
@@ -33,27 +31,15 @@ def assert_same(found: ExpertRows, *expert_ids: int) -> None:
             assert torch.equal(found.tensors[layer][parameter], tensor), (layer, parameter)
 
 
-def together(num_members: int, act: Callable[[int, Any], ExpertRows]) -> dict[int, ExpertRows]:
-    """Let each member act in a thread of its own with a transport between them; return what each ends with."""
-    store = serve_store("127.0.0.1")
-    found: dict[int, ExpertRows] = {}
+def together(num_members: int, act: Callable[[int, Any], ExpertRows]) -> list[ExpertRows]:
+    """Let each member act with a transport to the others; return what each ends with."""
+    company = Company(num_members)
 
-    def run(index: int) -> None:
-        address = ("127.0.0.1", store.port)
-        headers, rows = form_transports(
-            address, "1/1", index, num_members, torch.device("cpu"), lambda: False, host="127.0.0.1"
-        )
-        found[index] = act(index, headers)
-        headers.close()
-        rows.close()
+    def run(index: int) -> ExpertRows:
+        headers, _ = company.meet(index)
+        return act(index, headers)
 
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(num_members)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(JOIN_S)
-        assert not thread.is_alive()
-    return found
+    return company.run(run)
 
 
 def test_a_member_that_joins_gets_its_experts_from_those_that_hold_them() -> None:

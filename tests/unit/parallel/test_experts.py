@@ -1,0 +1,200 @@
+"""Experts that are shared out give what they give together, and every member enters as many exchanges as the others."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+from engine.model.expert_weights import find_experts
+from engine.parallel.experts import (
+    CallRecorder,
+    ExpertsCall,
+    ExpertTable,
+    SharedExperts,
+    _pack,
+    _unpack,
+    compute_rows,
+    replay,
+)
+from engine.parallel.header import StepHeader, exchange_headers
+from tests.unit.parallel.fake_group import FakeGroup
+from tests.unit.parallel.members import run_members
+from tests.unit.runner.families import FAMILIES
+
+MOE_FAMILIES = ["mixtral", "qwen3_moe", "olmoe", "gpt_oss_sinks"]
+CPU = torch.device("cpu")
+NUM_STEPS = 5000
+
+
+def experts_of(family: str, dtype: torch.dtype = torch.float32) -> Any:
+    """Return the experts module of a small random model."""
+    torch.manual_seed(3)
+    config = FAMILIES[family]()
+    config._experts_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+    module = next(iter(find_experts(model).values()))
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return module.requires_grad_(requires_grad=False)
+
+
+def choices(num_tokens: int, num_experts: int, k: int, dtype: torch.dtype = torch.float32) -> Any:
+    """Return hidden rows, the experts chosen for each, and their weights."""
+    torch.manual_seed(num_tokens)
+    chosen = torch.stack([torch.randperm(num_experts)[:k] for _ in range(num_tokens)]) if num_tokens else None
+    index = torch.zeros(0, k, dtype=torch.int64) if chosen is None else chosen
+    return torch.randn(num_tokens, 64).to(dtype), index, torch.rand(num_tokens, k).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("family", MOE_FAMILIES)
+def test_all_experts_in_one_place_give_what_the_library_gives(family: str, dtype: torch.dtype) -> None:
+    module = experts_of(family, dtype)
+    hidden, index, weights = choices(9, 4, 2, dtype)
+    expected = module(hidden, index, weights)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float64: 1e-13}[dtype]
+    torch.testing.assert_close(compute_rows(module, hidden, index, weights), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_half_precision_is_rounded_once_behind_the_sum() -> None:
+    module = experts_of("mixtral", torch.bfloat16)
+    hidden, index, weights = choices(40, 4, 4, torch.bfloat16)
+    wide = experts_of("mixtral", torch.bfloat16).float()
+    exact = compute_rows(wide, hidden.float(), index, weights.float())
+    rough = compute_rows(module, hidden, index, weights.float())
+    assert rough.dtype == torch.bfloat16
+    error, step = (rough.float() - exact).abs().max(), 2**-8 * exact.abs().max()
+    assert error < 3 * step, "the products of an expert are rounded, their sum hardly adds to it"
+
+
+@pytest.mark.parametrize("family", MOE_FAMILIES)
+def test_rows_left_out_add_nothing_and_the_parts_add_up(family: str) -> None:
+    module = experts_of(family)
+    hidden, index, weights = choices(9, 4, 2)
+    expected = compute_rows(module, hidden, index, weights)
+    parts = []
+    for held in ([0, 3], [1], [2]):
+        part = experts_of(family)
+        for parameter in part.parameters():
+            parameter.data = parameter.data[held]
+        part.num_experts = len(held)
+        rows = torch.tensor([held.index(expert) if expert in held else len(held) for expert in range(4)])[index]
+        parts.append(compute_rows(part, hidden, rows, weights))
+    torch.testing.assert_close(torch.stack(parts).sum(0), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_without_tokens_or_without_experts_there_is_nothing() -> None:
+    module = experts_of("mixtral")
+    hidden, index, weights = choices(0, 4, 2)
+    assert compute_rows(module, hidden, index, weights).shape == (0, 64)
+    module.num_experts = 0
+    hidden, index, weights = choices(3, 4, 2)
+    assert compute_rows(module, hidden, torch.zeros_like(index), weights).abs().sum() == 0
+
+
+@given(
+    num_tokens=st.integers(0, 3),
+    width=st.integers(1, 9),
+    k=st.integers(1, 5),
+    hidden_dtype=st.sampled_from([torch.bfloat16, torch.float32, torch.float64]),
+    weights_dtype=st.sampled_from([torch.bfloat16, torch.float32, torch.float64]),
+)
+def test_what_is_packed_is_unpacked_whatever_the_widths(
+    num_tokens: int, width: int, k: int, hidden_dtype: torch.dtype, weights_dtype: torch.dtype
+) -> None:
+    hidden = torch.randn(num_tokens, width).to(hidden_dtype)
+    index = torch.randint(0, 1000, (num_tokens, k))
+    weights = torch.rand(num_tokens, k).to(weights_dtype)
+    packed = _pack(hidden, index, weights)
+    for before, after in zip((hidden, index, weights), _unpack(packed, hidden, index, weights), strict=True):
+        assert torch.equal(before, after)
+        assert before.dtype == after.dtype
+
+
+@settings(max_examples=30)
+@given(st.lists(st.sets(st.integers(0, 7), max_size=8), min_size=1, max_size=4), st.integers(0, 20))
+def test_each_choice_of_each_token_is_computed_by_one_member(held: list[set[int]], num_tokens: int) -> None:
+    orphans = set(range(8)) - set().union(*held)
+    placement = [sorted(experts) for experts in [*held, orphans]]
+    torch.manual_seed(num_tokens)
+    index = torch.randint(0, 8, (num_tokens, 3))
+    claimed = torch.zeros(num_tokens, 3, dtype=torch.int64)
+    for member, experts in enumerate(placement):
+        table = ExpertTable(placement, member, 8, CPU)
+        rows = table.own_rows(index)
+        mine = rows < table.num_own
+        claimed += mine
+        assert torch.equal(torch.tensor(experts, dtype=torch.int64)[rows[mine]], index[mine]), "another expert's row"
+    assert bool((claimed == 1).all())
+
+
+def test_replicas_take_turns() -> None:
+    index = torch.zeros(10, 1, dtype=torch.int64)
+    shares = [int((ExpertTable([[0], [0]], member, 1, CPU).own_rows(index) == 0).sum()) for member in range(2)]
+    assert shares == [5, 5]
+
+
+def test_an_index_from_elsewhere_that_means_nothing_reads_nothing_out_of_bounds() -> None:
+    table = ExpertTable([[0], [1]], 1, 2, CPU)
+    assert table.own_rows(torch.tensor([[2**31 - 1], [-(2**31)]])).tolist() == [[0], [1]]
+
+
+class _Doubler:
+    """An experts module as small as can be: each expert doubles."""
+
+    num_experts = 1
+    has_gate = has_bias = is_transposed = False
+    up_proj = torch.full((1, 1, 1), 2.0)
+    down_proj = torch.ones(1, 1, 1)
+    act_fn = torch.nn.Identity()
+
+
+def test_a_member_that_often_has_no_tokens_enters_as_many_exchanges_as_the_others() -> None:
+    group = FakeGroup(2)
+    placement = [[0], [1]]
+    layer = _Doubler()
+
+    def act(index: int) -> list[int]:
+        headers, rows = group.transports(index)
+        shared = SharedExperts(rows, ExpertTable(placement, index, 2, CPU), index, 2)
+        recorder = CallRecorder()
+        recorder.compute(layer, torch.zeros(1, 1), torch.zeros(1, 2, dtype=torch.int64), torch.ones(1, 2))
+        calls: list[ExpertsCall] = recorder.calls
+        with torch.inference_mode():
+            for step in range(NUM_STEPS):
+                num_tokens = step % 2 if index else 1  # the second member alternates
+                seen = exchange_headers(headers, StepHeader(1, 1, step, num_tokens, 1, 1, 0))
+                shared.sizes = [header.num_tokens for header in seen]
+                if num_tokens == 0:
+                    replay(calls, shared)
+                    continue
+                mine = torch.full((num_tokens, 1), float(step + index))
+                both = torch.tensor([[0, 1]] * num_tokens)
+                given = shared.compute(layer, mine, both, torch.ones(num_tokens, 2))
+                assert torch.equal(given, 4 * mine), "one expert here and one there"
+        headers.close()
+        return shared.loads.tolist()
+
+    assert run_members(2, act) == [[NUM_STEPS] * 2, [NUM_STEPS // 2] * 2]
+    group.assert_even()
+    assert group.entered[0] == {"headers": NUM_STEPS, "rows": 2 * NUM_STEPS}
+
+
+def test_a_member_that_skips_its_empty_steps_is_found_out() -> None:
+    """The fault that the test before this one is there for."""
+    group = FakeGroup(2)
+
+    def act(index: int) -> None:
+        headers, rows = group.transports(index)
+        shared = SharedExperts(rows, ExpertTable([[0], [1]], index, 2, CPU), index, 2)
+        seen = exchange_headers(headers, StepHeader(1, 1, 0, 1 - index, 1, 1, 0))
+        shared.sizes = [header.num_tokens for header in seen]
+        if index == 0:
+            shared.compute(_Doubler(), torch.ones(1, 1), torch.tensor([[0, 1]]), torch.ones(1, 2))
+        headers.close()
+
+    with pytest.raises(AssertionError, match="member 0 waits alone in rows"):
+        run_members(2, act)
