@@ -79,15 +79,28 @@ class ExpertCheckpoint:
         model = copy.deepcopy(self._empty)
         names = _resize_experts(model, self.num_experts, len(owned))
         if owned:
+            self._check_there(owned)
             self._fill(model, lambda name, tensor: _select(name, tensor, self._is_expert(model, name), owned))
         tensors: dict[str, dict[str, torch.Tensor]] = {}
         for name in names:
             owner, _, parameter = name.rpartition(".")
             tensor = model.get_parameter(name).detach()
             if owned and (tensor.is_meta or len(tensor) != len(owned)):
-                raise StartupError(f"{self._path} lacks experts: {name} has {len(tensor)} of {len(owned)} rows")
+                raise StartupError(f"{self._path} lacks some of the experts {owned} in {name}")
             tensors.setdefault(owner, {})[parameter] = tensor if owned else torch.empty_like(tensor, device="cpu")
         return tensors
+
+    def _check_there(self, owned: Sequence[int]) -> None:
+        """Name an expert that is missing where each has tensors of its own; the conversion would only miscount."""
+        held: dict[tuple[str, str], set[int]] = {}
+        with ExitStack() as stack:
+            for name, _ in self._open(stack):
+                one = _ONE_EXPERT.search(name)
+                if one is not None:
+                    held.setdefault((name[: one.start()], name[one.end() :]), set()).add(int(one.group(1)))
+        for (layer, parameter), experts in held.items():
+            for expert in sorted(set(owned) - experts):
+                raise StartupError(f"{self._path} lacks expert {expert} of {layer}: its {parameter}")
 
     def _is_expert(self, model: Any, name: str) -> bool:
         return _ONE_EXPERT.search(name) is not None or name in _fused_names(model)
