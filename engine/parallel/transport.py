@@ -13,13 +13,14 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as _distributed
 
+from engine.parallel.store import GroupStore, StoreError, StoreServer
 from engine.wire.errors import EngineError
 
 dist: Any = _distributed  # half of what is used here the library exports without saying so
 
 _POLL = timedelta(milliseconds=20)
 _DEVICE_POLL_S = 0.000_02
-_CONNECT_TIMEOUT = timedelta(seconds=60)
+_MEETING_TIMEOUT_S = 60.0
 _COLLECTIVE_TIMEOUT = timedelta(hours=24)
 """None of its own: who is slow is judged by the coordinator, and whoever is told to leave leaves at the next poll."""
 
@@ -112,9 +113,13 @@ def _wait_on_device(group: Any, work: Any, must_leave: Callable[[], bool]) -> No
     work.wait(_POLL)  # raises what went wrong, and puts the current stream behind it
 
 
-def serve_store(host: str) -> Any:
-    """Return a store that peers meet in, on a port the system chose (``store.port``)."""
-    return dist.TCPStore(host, 0, None, is_master=True, wait_for_workers=False, timeout=_CONNECT_TIMEOUT)
+def serve_store(host: str) -> StoreServer:
+    """Return a store that peers meet in, on a port the system chose (``store.port``).
+
+    Raises:
+        AddressError: the host is not this one's.
+    """
+    return StoreServer(host)
 
 
 def form_transports(
@@ -136,23 +141,31 @@ def form_transports(
     Raises:
         GroupBrokenError: not everybody came in time, somebody died, or the prefix was used before.
     """
+    store = GroupStore(store_address, _MEETING_TIMEOUT_S, must_leave)
     try:
-        client = dist.TCPStore(*store_address, None, is_master=False, timeout=_CONNECT_TIMEOUT)
-        _claim(client, prefix, index)
-        headers = _gloo(dist.PrefixStore(f"{prefix}/headers", client), index, num_members, host)
-        if device.type == "cuda":
-            rows = _nccl(dist.PrefixStore(f"{prefix}/rows", client), index, num_members)
-        else:
-            rows = _gloo(dist.PrefixStore(f"{prefix}/rows", client), index, num_members, host)
-    except (RuntimeError, ValueError) as error:
+        groups = _form_groups(store, prefix, index, num_members, device, host)
+        transports = tuple(TorchTransport(group, num_members, must_leave) for group in groups)
+        for transport, where in zip(transports, (torch.device("cpu"), device), strict=True):
+            transport.all_to_all(torch.zeros(num_members, 1, device=where), [1] * num_members, [1] * num_members)
+    except (RuntimeError, ValueError, StoreError) as error:
         raise GroupBrokenError(f"the group {prefix} did not form: {error}") from error
-    transports = tuple(TorchTransport(group, num_members, must_leave) for group in (headers, rows))
-    for transport, where in zip(transports, (torch.device("cpu"), device), strict=True):
-        transport.all_to_all(torch.zeros(num_members, 1, device=where), [1] * num_members, [1] * num_members)
+    finally:
+        store.close()
     return transports[0], transports[1]
 
 
-def _claim(store: Any, prefix: str, index: int) -> None:
+def _form_groups(
+    store: GroupStore, prefix: str, index: int, num_members: int, device: torch.device, host: str
+) -> tuple[Any, Any]:
+    _claim(store, prefix, index)
+    headers = _gloo(dist.PrefixStore(f"{prefix}/headers", store), index, num_members, host)
+    for_rows = dist.PrefixStore(f"{prefix}/rows", store)
+    if device.type == "cuda":
+        return headers, _nccl(for_rows, index, num_members)
+    return headers, _gloo(for_rows, index, num_members, host)
+
+
+def _claim(store: GroupStore, prefix: str, index: int) -> None:
     """Refuse what was tried before: addresses of that attempt are still in the store, and nobody answers there."""
     if store.add(f"{prefix}/members/{index}", 1) > 1:
         raise GroupBrokenError(f"the group {prefix} was formed before, or member {index} is there twice")

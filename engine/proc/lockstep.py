@@ -61,6 +61,7 @@ class DPEngineCoreProc(EngineCoreProc):
             for group in (self._group, self._standby):
                 if group is not None:
                     group.close()
+            self._store.close()
 
     def _serve_together(self, core: LockstepCore) -> None:
         self._tell(core)

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -21,7 +21,7 @@ class Company:
     def __init__(self, num_members: int) -> None:
         self.num_members = num_members
         self.is_over = threading.Event()
-        self._store: Any = serve_store(HOST)
+        self._store = serve_store(HOST)
 
     def meet(
         self, index: int, prefix: str = "1/1", must_leave: Callable[[], bool] | None = None
@@ -32,8 +32,15 @@ class Company:
         return form_transports(address, prefix, index, self.num_members, torch.device("cpu"), leave, host=HOST)
 
     def run(self, act: Callable[[int], T]) -> list[T]:
-        """Let each member act in a thread of its own; return what each ends with."""
-        return run_members(self.num_members, act, on_error=self.is_over.set)
+        """Let each member act in a thread of its own; return what each ends with. The company is over then."""
+        try:
+            return run_members(self.num_members, act, on_error=self.is_over.set)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the store; those who have met need it no more."""
+        self._store.close()
 
 
 def run_members(num_members: int, act: Callable[[int], T], *, on_error: Callable[[], None] = lambda: None) -> list[T]:

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -47,7 +46,9 @@ def test_exchanges_in_which_nobody_has_rows_are_exchanges_too() -> None:
 
 
 def test_a_group_of_one_exchanges_with_itself() -> None:
-    _, transport = Company(1).meet(0)
+    company = Company(1)
+    _, transport = company.meet(0)
+    company.close()
     assert transport.all_to_all(torch.tensor([[1.5], [2.5]]), [2], [2]).flatten().tolist() == [1.5, 2.5]
 
 
@@ -108,7 +109,9 @@ def test_a_peer_that_goes_away_breaks_the_exchange_of_every_survivor() -> None:
 
 
 def test_a_group_that_was_left_is_not_entered_again() -> None:
-    _, transport = Company(1).meet(0)
+    company = Company(1)
+    _, transport = company.meet(0)
+    company.close()
     transport.close()
     with pytest.raises(GroupBrokenError, match="left"):
         transport.all_to_all(torch.zeros(1, 1), [1], [1])
@@ -121,6 +124,21 @@ def test_a_prefix_is_used_once() -> None:
         company.meet(0, prefix="1/7")
     company.meet(0, prefix="1/8")
     assert all(transport.num_entered == 1 for transport in kept)
+    company.close()
+
+
+def test_who_is_told_to_leave_a_meeting_does_not_wait_for_those_who_never_come() -> None:
+    company = Company(2)
+    is_asked = threading.Event()
+
+    def must_leave() -> bool:
+        was_asked = is_asked.is_set()
+        is_asked.set()
+        return was_asked
+
+    with pytest.raises(GroupBrokenError, match=r"1/1 did not form: .*told to leave"):
+        company.meet(0, must_leave=must_leave)
+    company.close()
 
 
 def test_groups_of_two_epochs_do_not_meet() -> None:
@@ -139,6 +157,6 @@ def test_groups_of_two_epochs_do_not_meet() -> None:
 
 
 def test_who_cannot_reach_the_store_says_which_group_did_not_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CONNECT_TIMEOUT", timedelta(milliseconds=50))
-    with pytest.raises(GroupBrokenError, match="1/1 did not form"):
+    monkeypatch.setattr(module, "_MEETING_TIMEOUT_S", 0.05)
+    with pytest.raises(GroupBrokenError, match="1/1 did not form: no answer"):
         module.form_transports(("127.0.0.1", 9), "1/1", 0, 1, torch.device("cpu"), lambda: False, host="127.0.0.1")

@@ -1,0 +1,123 @@
+"""Members find each other's addresses in a store that answers, whatever is asked, and whose absence ends in time."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from engine.parallel.store import MAX_KEYS, MAX_VALUE_BYTES, GroupStore, Keys, StoreError, StoreServer
+from engine.wire.errors import AddressError
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def server() -> Iterator[StoreServer]:
+    serving = StoreServer(HOST)
+    yield serving
+    serving.close()
+
+
+def client(server: StoreServer, timeout_s: float = 30.0) -> GroupStore:
+    return GroupStore((HOST, server.port), timeout_s, lambda: False)
+
+
+def test_what_one_sets_another_gets(server: StoreServer) -> None:
+    one, other = client(server), client(server)
+    one.set("a", b"\x00\xff")
+    assert other.get("a") == b"\x00\xff"
+    other.set("a", b"newer")
+    assert one.get("a") == b"newer"
+    assert [one.add("n", 2), other.add("n", 3), one.add("n", 0)] == [2, 5, 5]
+    one.close()
+    other.close()
+
+
+def test_who_comes_early_waits(server: StoreServer) -> None:
+    early, late = client(server), client(server)
+    got: list[bytes] = []
+
+    def wait() -> None:
+        early.wait(["a", "b"])
+        got.append(early.get("b"))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    late.set("b", b"2")
+    late.set("a", b"1")
+    waiting.join(30)
+    assert got == [b"2"]
+    early.close()
+    late.close()
+
+
+def test_nobody_sets_it_in_time(server: StoreServer) -> None:
+    store = client(server, timeout_s=0.05)
+    with pytest.raises(StoreError, match="no answer to get a"):
+        store.get("a")
+    store.close()
+
+
+def test_a_server_that_is_not_there_is_no_wait_for_ever(server: StoreServer) -> None:
+    port = server.port
+    server.close()
+    store = GroupStore((HOST, port), 0.05, lambda: False)
+    with pytest.raises(StoreError, match="in time"):
+        store.set("a", b"")
+    store.close()
+
+
+def test_who_is_told_to_leave_leaves(server: StoreServer) -> None:
+    store = GroupStore((HOST, server.port), 3600.0, lambda: True)
+    with pytest.raises(StoreError, match="told to leave"):
+        store.get("a")
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.get("a")
+
+
+def test_a_host_that_is_not_here_cannot_be_served() -> None:
+    with pytest.raises(AddressError, match=r"192\.0\.2\.1"):
+        StoreServer("192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [[], [b""], [b"get"], [b"get", b"k"], [b"put", b"k", b""], [b"add", b"k", b"-1"], [b"add", b"k", b"9" * 5000]],
+)
+def test_what_makes_no_sense_is_not_answered(question: list[bytes]) -> None:
+    keys = Keys()
+    assert keys.ask(b"peer", question) == []
+    assert len(keys) == 0
+
+
+def test_numbers_are_not_added_to_what_is_none() -> None:
+    keys = Keys()
+    keys.ask(b"peer", [b"set", b"k", b"text"])
+    assert keys.ask(b"peer", [b"add", b"k", b"1"]) == []
+    assert keys.ask(b"peer", [b"set", b"k", b"x" * (MAX_VALUE_BYTES + 1)]) == []
+    assert keys.ask(b"peer", [b"get", b"k", b""]) == [(b"peer", b"text")]
+
+
+def test_keys_are_bounded_and_the_oldest_goes() -> None:
+    keys = Keys()
+    for number in range(MAX_KEYS + 5):
+        keys.ask(b"peer", [b"set", b"%d" % number, b""])
+    assert len(keys) == MAX_KEYS
+    assert keys.ask(b"peer", [b"get", b"4", b""]) == []
+    assert keys.ask(b"peer", [b"get", b"5", b""]) == [(b"peer", b"")]
+
+
+def test_a_stranger_does_not_end_the_server(server: StoreServer) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.connect(f"tcp://{HOST}:{server.port}")
+    for frames in ([b""], [b"\xff" * 100] * 7, [b"get", b"\xff\xfe", b""], [b"set", b"k", b"x" * 100_000]):
+        stranger.send_multipart(frames)
+    stranger.send_multipart([b"set", b"k", b""])
+    assert stranger.poll(20_000), "an answer to what made sense"
+    context.destroy(linger=0)
+    store = client(server)
+    assert store.get("k") == b""
+    store.close()
