@@ -30,31 +30,29 @@ class ResumeMemory:
         if now < self._next_check:
             return []
         self._next_check = now + CHECK_EVERY_S
-        sizes = _sizes(sequences)
-        excess = sum(sizes.values()) - self._max_bytes
+        sharers = _by_prompt(sequences)
+        sizes = [(_size(group), group) for group in sharers]
+        excess = sum(size for size, _ in sizes) - self._max_bytes
         forgotten: list[InFlight] = []
-        if excess <= 0:
-            return forgotten
-        for sequence in sorted(sizes, key=sizes.__getitem__, reverse=True):
+        for size, group in sorted(sizes, key=lambda sized: sized[0], reverse=True):
             if excess <= 0:
                 break
-            forgotten.append(sequence)
-            excess -= sizes[sequence]
+            forgotten += group  # all of them: as long as one is kept, so is the prompt
+            excess -= size
         return forgotten
 
 
-def _sizes(sequences: Iterable[InFlight]) -> dict[InFlight, int]:
-    sizes: dict[InFlight, int] = {}
-    prompts: set[int] = set()
+def _by_prompt(sequences: Iterable[InFlight]) -> list[list[InFlight]]:
+    """Return those that can be moved, samples of one prompt together."""
+    groups: dict[int, list[InFlight]] = {}
     for sequence in sequences:
-        if not sequence.is_movable:
-            continue
-        request = sequence.request
-        size = OUTPUT_TOKEN_BYTES * len(sequence.output_ids)
-        if id(request.prompt_token_ids) not in prompts:
-            prompts.add(id(request.prompt_token_ids))
-            size += PROMPT_TOKEN_BYTES * len(request.prompt_token_ids)
-            if request.prompt_embeds is not None:
-                size += request.prompt_embeds.data.nbytes
-        sizes[sequence] = size
-    return sizes
+        if sequence.is_movable:
+            groups.setdefault(id(sequence.request.prompt_token_ids), []).append(sequence)
+    return list(groups.values())
+
+
+def _size(sharers: list[InFlight]) -> int:
+    request = sharers[0].request
+    embeds = 0 if request.prompt_embeds is None else request.prompt_embeds.data.nbytes
+    outputs = sum(len(sequence.output_ids) for sequence in sharers)
+    return OUTPUT_TOKEN_BYTES * outputs + PROMPT_TOKEN_BYTES * len(request.prompt_token_ids) + embeds

@@ -70,3 +70,15 @@ def test_one_that_waits_to_be_moved_and_is_given_up_ends() -> None:
     (end,) = group.settle()
     assert "--resume-memory" in (end.error or "")
     assert len(group.dispatcher.in_flight) == 0
+
+
+def test_samples_that_share_a_prompt_are_given_up_together() -> None:
+    group = group_of(limit_tokens=150)
+    prompt = [1] * 200
+    for sample_index in range(3):
+        request = make_add(1, sample_index)
+        request.prompt_token_ids = prompt
+        group.dispatcher.place(request)
+    group.dispatcher.place(make_add(2, num_prompt_tokens=100))
+    group.dispatcher.on_time(0.0)
+    assert group.dispatcher.num_unmovable == 3  # one kept would keep the prompt, and free nothing
