@@ -34,9 +34,10 @@ class StopSignals:
             loop.add_signal_handler(number, self._on_signal, number)
 
     def uninstall(self) -> None:
-        """Give the signals back to the system's defaults."""
+        """Take no more signals: all that is left is to say how it ended, and none of them shall change that."""
         for number in _SIGNALS:
             asyncio.get_running_loop().remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
 
     def _on_signal(self, number: signal.Signals) -> None:
         now = self._now()

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,13 @@ from orchestrator.restarts import RestartRule
 from tests.contract.deployment import eventually
 
 PUPPET = "tests.unit.launch.puppet"
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let children import tests: they do not look into the current directory."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 def never() -> "asyncio.Future[Any]":

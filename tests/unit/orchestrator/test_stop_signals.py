@@ -19,12 +19,17 @@ class _Clock:
 
 @contextmanager
 def _installed(clock: _Clock) -> Iterator[StopSignals]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signals = StopSignals(clock)
     signals.install()
     try:
         yield signals
     finally:
         signals.uninstall()
+        ignored = {number: signal.getsignal(number) for number in before}
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert set(ignored.values()) == {signal.SIG_IGN}, "what comes at the very end changes nothing any more"
 
 
 async def _deliver(number: signal.Signals) -> None:
