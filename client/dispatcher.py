@@ -133,8 +133,12 @@ class Dispatcher:
                 dropped.add(id(output))
                 self._on_stray(outputs, sequence, output)
                 continue
+            token_ids = output.new_token_ids
             try:
-                sequence.output_ids.extend(output.new_token_ids)
+                if len(token_ids) == 1:  # half the time of extending
+                    sequence.output_ids.append(token_ids[0])
+                else:
+                    sequence.output_ids.extend(token_ids)
             except OverflowError:
                 dropped.add(id(output))
                 self._on_absurd(sequence, output)
