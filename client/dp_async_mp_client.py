@@ -29,7 +29,8 @@ SNAPSHOT_STALE_S = 3.0
 class DPAsyncMPClient(AsyncMPClient):
     """Follows membership, deaths and loads as the coordinator publishes them.
 
-    current_wave: number of the running period of a lockstep group; 0 for independent ranks.
+    current_wave: number of the running period of a lockstep group, as far as this client has heard or wished; 0 for
+        independent ranks.
     lb_engines: the engines of the committed membership, in the order of their ranks.
     num_clients: live clients of the deployment, this one included.
     settings: the newest that the operator wants. on_settings: told when they change; must not raise.
@@ -70,6 +71,19 @@ class DPAsyncMPClient(AsyncMPClient):
     def group_view(self) -> GroupView | None:
         """Return what is known of the lockstep group; None for independent ranks."""
         return view_group(self._group_state)
+
+    def _wake_idle_group(self) -> None:
+        """Wish for the next wave behind a request that was sent while all members of a lockstep group were idle.
+
+        The engine that got it says so too, one hop later; so a wish that is lost, or made for nothing, does no harm,
+        and it is made once for each wave.
+        """
+        reports = [self._reports.get(member) for member in self.lb_engines]
+        if any(r is None or r.member is None or r.phase is not EnginePhase.IDLE for r in reports) or not reports:
+            return
+        if all(report is not None and report.wave == self.current_wave for report in reports):
+            self.current_wave += 1
+            self._announce(wave_wanted=self.current_wave)
 
     async def eep_process_engine_core_notification(self, engine_id: EngineId, notification: Any) -> None:
         """Note what an engine says about an elastic change. A projection for observers; nothing waits on it."""

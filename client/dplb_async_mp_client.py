@@ -36,7 +36,9 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
         """Pick an engine and send it one sequence; see the base class. Nothing in here waits."""
         self._ensure_open()
         request.client_id = self.client_id
-        return self._dispatcher.place(request, data_parallel_rank).engine_id
+        engine_id = self._dispatcher.place(request, data_parallel_rank).engine_id
+        self._wake_idle_group()
+        return engine_id
 
     async def abort_requests_async(self, request_ids: Sequence[int], sample_index: int | None = None) -> None:
         """Abort requests, all samples of each. Repeated until the engines have applied it; unknown ids are no-ops.

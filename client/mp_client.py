@@ -94,11 +94,11 @@ class MPClient(EngineCoreClient):
         }
         return {**self._drops.counts, **self._counts, **held}
 
-    def _announce(self, *, leaving: bool = False) -> None:
-        """Tell the coordinator that this client lives and where engines reach it."""
+    def _announce(self, *, leaving: bool = False, wave_wanted: int = 0) -> None:
+        """Tell the coordinator that this client lives and where engines reach it, and which wave it wishes for."""
         self._report_seq += 1
         info = ClientInfo(self.client_id, self._resources.request_endpoint, self._resources.output_endpoint)
-        send_nowait(self._resources.reports, [encode(ClientReport(self._report_seq, info, leaving))])
+        send_nowait(self._resources.reports, [encode(ClientReport(self._report_seq, info, leaving, wave_wanted))])
 
     # --- what arrives on the request line ---
 

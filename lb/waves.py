@@ -29,6 +29,18 @@ class Waves:
         if any(report.has_work or report.epoch != epoch for report in idle):
             self.started += 1
 
+    def on_first_request(self, wave: int, members: Iterable[EngineReport]) -> bool:
+        """Start the wave a client wishes for, if it is the next one and all members are idle in the newest; else not.
+
+        An optimisation: the member that got the request says the same a little later. A wish that comes late, twice or
+        out of the blue names a wave that was started already, or not the next one.
+        """
+        idle = all(report.phase is EnginePhase.IDLE and report.wave == self.started for report in members)
+        if not idle or wave != self.started + 1:
+            return False
+        self.started = wave
+        return True
+
     def start_next(self, members: Iterable[EngineReport]) -> None:
         """Start a wave whoever has work: a new membership takes effect at a step, and an idle group makes none."""
         self.started = max([self.started, *(report.wave for report in members)]) + 1

@@ -268,11 +268,16 @@ class ClientInfo(Struct, array_like=True, frozen=True):
 
 
 class ClientReport(Struct, array_like=True, frozen=True, tag=2):
-    """A client says that it lives, and where. ``leaving`` takes it out of the group at once."""
+    """A client says that it lives, and where. ``leaving`` takes it out of the group at once.
+
+    wave_wanted: it sent a request while the whole lockstep group was idle in the wave before this one, and wishes that
+        it be started. One hop shorter than the idle engine's own report; nothing is right or wrong by it. 0: no wish.
+    """
 
     report_seq: int
     info: ClientInfo
     leaving: bool = False
+    wave_wanted: int = 0
 
 
 class SupervisorReport(Struct, array_like=True, frozen=True, tag=3):

@@ -72,6 +72,14 @@ class LockstepGroup:
         self.waves.update(self._members(), self.committed.epoch)
         return before != (self.committed, self.proposal, self.direct, self.waves.started)
 
+    def on_first_request(self, wave: int) -> bool:
+        """Start a wave that a client wishes for, see ``Waves``; True when something is to be published."""
+        members = [self._live_report(member) for member in self.committed.members]
+        if not members or self.proposal is not None:
+            return False
+        live = [report for report in members if report is not None and report.epoch == self.committed.epoch]
+        return len(live) == len(members) and self.waves.on_first_request(wave, live)
+
     def rebalance(self) -> None:
         """Place experts anew, by how often each was chosen, with the next membership."""
         self._must_rebalance = True

@@ -12,6 +12,7 @@ from engine.wire.messages import (
     GroupState,
     LoadSnapshot,
     Membership,
+    PauseMode,
     Report,
     Seat,
     SeatState,
@@ -144,6 +145,10 @@ class CoordinatorState:
 
     def _on_client(self, report: ClientReport, now: float) -> None:
         if self._clients.on_report(report, now):
+            self.group_version += 1
+        if self._lockstep is None or self._settings.pause is not PauseMode.RUN or self._settings.sleep_level:
+            return
+        if self._lockstep.on_first_request(report.wave_wanted):
             self.group_version += 1
 
     def _on_supervisor(self, report: SupervisorReport, now: float) -> None:

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from client.dp_async_mp_client import SNAPSHOT_STALE_S
 from client.dplb_async_mp_client import DPLBAsyncMPClient
@@ -16,7 +17,10 @@ from engine.wire.messages import (
     AbortRequest,
     AddRequest,
     ClientInfo,
+    EnginePhase,
     FinishReason,
+    Membership,
+    MemberStatus,
     Seat,
     SeatState,
     UtilityOutput,
@@ -307,3 +311,34 @@ async def _serves_one(client: DPLBAsyncMPClient, group: Puppets, engine: PuppetE
     await engine.next_message()
     engine.say(make_output(request, FinishReason.STOP))
     assert (await client.get_output_async()).outputs[0].request_id == request.request_id
+
+
+async def test_a_request_to_an_idle_lockstep_group_wishes_for_the_next_wave_once() -> None:
+    async with puppet_client(2) as (client, group, _):
+        members = Membership(1, [E0, E1], [[0], [1]], "here:1")
+        status = MemberStatus(2, "here:1", members)
+        group.publish_group(committed=members, wave_started=4)
+        idle = [
+            replace(group.engine_report(e, 1, applied=0), phase=EnginePhase.IDLE, wave=4, has_work=False, member=status)
+            for e in (E0, E1)
+        ]
+        group.publish_loads(*idle)
+        await eventually(lambda: client.current_wave == 4 and client.snapshot_age_s() is not None)
+        await client.add_request_async(make_request(client))
+        await client.add_request_async(make_request(client))
+        wishes = [0]
+        while not wishes[-1]:
+            wishes.append((await group.next_report()).wave_wanted)
+        assert wishes[-1] == client.current_wave == 5
+        assert (await group.next_report()).wave_wanted == 0  # of the heartbeat: the second request wished for nothing
+
+
+async def test_a_request_to_a_group_that_runs_wishes_for_nothing() -> None:
+    async with puppet_client(2) as (client, group, _):
+        members = Membership(1, [E0, E1], [[0], [1]], "here:1")
+        status = MemberStatus(2, "here:1", members)
+        group.publish_group(committed=members, wave_started=4)
+        group.publish_loads(*(replace(group.engine_report(e, 1, applied=0), member=status) for e in (E0, E1)))
+        await eventually(lambda: client.current_wave == 4 and client.snapshot_age_s() is not None)
+        await client.add_request_async(make_request(client))
+        assert client.current_wave == 4
