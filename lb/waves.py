@@ -40,7 +40,3 @@ class Waves:
             return False
         self.started = wave
         return True
-
-    def start_next(self, members: Iterable[EngineReport]) -> None:
-        """Start a wave whoever has work: a new membership takes effect at a step, and an idle group makes none."""
-        self.started = max([self.started, *(report.wave for report in members)]) + 1

@@ -138,7 +138,6 @@ class LockstepGroup:
             return False
         if all(report is not None and report.ready_epoch == proposal.epoch for report in reports):
             self.committed, self.proposal, self.direct = proposal, None, False
-            self.waves.start_next(report for report in self._reports.values())
         return True
 
     def _propose(self, members: list[EngineId], *, direct: bool) -> None:

@@ -15,14 +15,9 @@ def report(rank: int = 0, wave: int = 3, **changes: Any) -> EngineReport:
     return EngineReport(EngineId(rank, 1), 1, wave=wave, phase=phase, coll_seq=0, applied={}, load=Load(), **fields)
 
 
-def waves(started: int = 3) -> Waves:
-    made = Waves()
-    made.started = started
-    return made
-
-
 def started_by(*reports: EngineReport, before: int = 3) -> int:
-    made = waves(before)
+    made = Waves()
+    made.started = before
     made.update(reports, EPOCH)
     return made.started
 
@@ -45,10 +40,10 @@ def test_a_wave_that_a_predecessor_started_is_everybodys() -> None:
     assert started_by(report(0, wave=7, phase=EnginePhase.RUNNING), report(1, wave=6), before=0) == 7
 
 
-def test_a_commit_starts_a_wave_above_all_that_are_known() -> None:
-    made = waves(3)
-    made.start_next([report(0, wave=5), report(1, wave=2)])
-    assert made.started == 6
+def test_a_commit_wakes_a_group_that_rests_because_it_takes_effect_at_a_step() -> None:
+    assert started_by(report(0, epoch=EPOCH - 1), report(1, epoch=EPOCH - 1)) == 4
+    assert started_by(report(0, epoch=EPOCH - 1, phase=EnginePhase.RUNNING)) == 3
+    assert started_by(report(0, epoch=EPOCH - 1, phase=EnginePhase.PARKED)) == 3
 
 
 def test_a_group_that_rests_without_having_switched_is_woken() -> None:

@@ -1,0 +1,373 @@
+"""What can happen in a world, cut so that nothing else can come in between.
+
+A rank's loop runs on after every event of the rank until it waits in a collective or has nothing to do: what could come
+in between could as well have come a moment earlier or later.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from engine.parallel.member import Member, Stance
+from engine.wire.ids import EngineId
+from engine.wire.messages import GroupState, Membership, Seat, SeatState
+from lb.coordinator.lockstep import LockstepGroup
+from tests.model.outlook import Event, Outlook
+from tests.model.parts import Coordinator, Group, Place, Rank
+from tests.model.world import Budget, ViolationError, World
+
+_USUAL_AGE = 1000  # states a coordinator has published when it ends: its successor counts from 0
+
+
+class Rules(Outlook):
+    """The machines a world is made of, and what events do to it; mutations replace some.
+
+    mail_depth: reports of a rank that can be on the way at a time. is_calm: nothing happens for which a rank could have
+    to park, so none may.
+    """
+
+    def __init__(
+        self,
+        member: Callable[[EngineId], Member] = Member,
+        group: Callable[[int], LockstepGroup] | None = None,
+        *,
+        min_size: int = 1,
+        mail_depth: int = 1,
+        repeats: bool = False,
+        is_calm: bool = False,
+    ) -> None:
+        super().__init__(repeats=repeats)
+        self.member = member
+        self.group = group or (lambda generation: LockstepGroup(generation, min_size))
+        self.min_size = min_size
+        self.mail_depth = mail_depth
+        self.is_calm = is_calm
+
+    # --- worlds to begin with ---------------------------------------------------------------------------------------
+
+    def new_world(self, num_ranks: int, budget: Budget, *, is_loaded: bool = True) -> World:
+        """Return a world whose ranks are in no group yet."""
+        world = World(Coordinator(1, self.group(1), num_states=_USUAL_AGE), budget)
+        for rank in range(num_ranks):
+            self._seat(world, EngineId(rank, 1), is_loaded=is_loaded)
+        self.publish(world)
+        return world
+
+    def _seat(self, world: World, engine_id: EngineId, *, is_loaded: bool) -> None:
+        world.num_seats = max(world.num_seats, engine_id.rank + 1)
+        world.seats = {**world.seats, engine_id.rank: Seat(engine_id, SeatState.ALIVE)}
+        world.ranks[engine_id.rank] = Rank(
+            engine_id, self.member(engine_id), is_loaded=is_loaded, seen=world.num_states - 2
+        )
+
+    # --- it happens -------------------------------------------------------------------------------------------------
+
+    def after(self, world: World, event: Event) -> World:
+        """Return the world after an event.
+
+        Raises:
+            ViolationError: a rule of safety is broken by it.
+        """
+        following = world.copy()
+        self.happen(following, event)
+        return following
+
+    def happen(self, world: World, event: Event) -> None:
+        """Let an event change a world that may be changed."""
+        name, rank, way = event
+        handler: Callable[[World, int, int], None] = getattr(self, f"_on_{name}")
+        try:
+            handler(world, rank, way)
+        except AssertionError as error:
+            raise ViolationError(f"{event}: {error}") from error
+        if self.is_calm and any(it.member.stance is Stance.PARKED for it in world.ranks.values()):
+            raise ViolationError(f"{event}: a rank parks, and nothing went wrong")
+        world.tidy()
+
+    # the network
+
+    def _on_say(self, world: World, rank: int, _way: int) -> None:
+        mail = world.mail.get(rank, ())
+        world.mail[rank] = (*mail[: self.mail_depth - 1], world.ranks[rank].report())
+
+    def _on_hear(self, world: World, rank: int, way: int) -> None:
+        mail = world.mail.pop(rank)
+        if way + 1 < len(mail):
+            world.mail[rank] = mail[way + 1 :]
+        report = mail[way]
+        coordinator = world.own_coordinator()
+        known = coordinator.reports.get(rank)
+        if known is not None and known.engine_id > report.engine_id:
+            return
+        if _is_listed(coordinator.seats, report.engine_id):
+            coordinator.reports[rank] = report
+            self._update(world, coordinator)
+
+    def _on_seats(self, world: World, _rank: int, _way: int) -> None:
+        coordinator = world.own_coordinator()
+        coordinator.seats = world.seats
+        gone = [rank for rank, r in coordinator.reports.items() if not _is_listed(world.seats, r.engine_id)]
+        for rank in gone:
+            del coordinator.reports[rank]
+        coordinator.settings = world.settings
+        self._update(world, coordinator, changed=True)
+
+    def _on_get(self, world: World, rank: int, number: int) -> None:
+        it = world.own_rank(rank)
+        state = world.states[number]
+        is_newer = number > it.seen
+        if is_newer or it.place is None:  # its input thread, too, lets nothing older through
+            it.slot = number
+        if is_newer:
+            it.seats = {seat.engine_id.rank: seat for seat in state.seats}
+        it.seen = max(it.seen, number)
+        if state.direct and state.proposal is not None:
+            it.direct_seen = max(it.direct_seen, state.proposal.epoch)
+        self._loop(world, it)
+
+    def _update(self, world: World, coordinator: Coordinator, *, changed: bool = False) -> None:
+        if coordinator.group.update(coordinator.reports, coordinator.seats) or changed:
+            self.publish(world)
+
+    def publish(self, world: World) -> None:
+        """Let the coordinator send its state to everybody."""
+        coordinator = world.own_coordinator()
+        group = coordinator.group
+        for membership in (group.committed, group.proposal):
+            if membership is not None:
+                world.name_epoch(membership)
+        world.committed |= {group.committed.epoch}
+        world.states[world.num_states] = GroupState(
+            coordinator.generation,
+            coordinator.num_states,
+            group.committed,
+            group.proposal,
+            group.direct,
+            [],
+            group.waves.started,
+            coordinator.settings,
+            [],
+            list(coordinator.seats.values()),
+        )
+        coordinator.num_states += 1
+        world.num_states += 1
+
+    # preparing
+
+    def _on_meet(self, world: World, rank: int, _way: int) -> None:
+        it = world.own_rank(rank)
+        it.is_waited_for, it.result = False, True
+        self._loop(world, it)
+
+    def _on_fail(self, world: World, rank: int, way: int) -> None:
+        if way:
+            world.spend("failures")
+        it = world.own_rank(rank)
+        it.is_waited_for, it.result = False, False
+        self._let_go(world, it, it.preparing)
+        self._loop(world, it)
+
+    # collectives
+
+    def _on_take(self, world: World, rank: int, way: int) -> None:
+        it = world.own_rank(rank)
+        place = it.place
+        assert place is not None
+        it.place = None
+        if place.is_rows:
+            it.has_work = it.has_work and not way
+            self._after_step(world, it)
+        else:
+            group = world.own_group(place.epoch)
+            headers = dict(group.posts)[place.position]
+            _check_headers(place, headers)
+            verdict = it.member.on_exchange(list(headers))
+            if group.verdict[0] == place.position:
+                assert group.verdict[1] == verdict, f"{group.verdict[1]} and {verdict} of one exchange"
+            group.verdict = (place.position, verdict)
+            it.switches = verdict.switches
+            if verdict.runs:
+                self._enter(world, it, (), is_rows=True)
+            else:
+                self._after_step(world, it)
+
+    def _after_step(self, world: World, it: Rank) -> None:
+        if it.switches:
+            it.switches = False
+            self._switch(it)
+        self._loop(world, it)
+
+    def _on_break(self, world: World, rank: int, _way: int) -> None:
+        it = world.own_rank(rank)
+        it.place, it.switches = None, False
+        it.member.on_broken()
+        self._loop(world, it)
+
+    _on_leave = _on_break
+
+    def _enter(self, world: World, it: Rank, post: Any, *, is_rows: bool) -> None:
+        epoch = it.member.epoch
+        assert epoch in world.committed, f"rank {it.engine_id} steps in epoch {epoch}, which was never put in force"
+        group = world.own_group(epoch)
+        assert group.is_met, f"rank {it.engine_id} steps in epoch {epoch}, which is not connected"
+        members = group.membership.members
+        mine = members.index(it.engine_id)
+        position = group.entered[mine]
+        assert position <= min(group.entered), f"rank {it.engine_id} is ahead by more than a collective"
+        group.entered = tuple(count + (index == mine) for index, count in enumerate(group.entered))
+        posts = dict(group.posts)
+        row = posts.get(position, (None,) * len(members))
+        others = [other for other in row if other is not None]
+        assert all((other == ()) == is_rows for other in others), f"position {position} is two kinds of collective"
+        posts[position] = tuple(post if index == mine else other for index, other in enumerate(row))
+        oldest = min(group.entered) - 1
+        group.posts = tuple(sorted((at, row) for at, row in posts.items() if at >= oldest))
+        it.place = Place(epoch, position, is_rows)
+
+    # a rank's loop
+
+    def _loop(self, world: World, it: Rank) -> None:
+        """Let the loop run until it waits: the order is that of the rank's process."""
+        if it.place is not None or not it.is_loaded:
+            return
+        member = it.member
+        if it.slot >= 0:
+            state = world.states[it.slot]
+            it.slot = -1
+            it.settings = max(it.settings, state.pause)
+            member.on_state(state)
+        self._take_result(it)
+        if member.stance is Stance.PARKED:
+            self._let_go(world, it, member.epoch)
+        wanted = member.to_prepare
+        if wanted is not None:
+            self._prepare(world, it, wanted)
+        if member.may_install:
+            self._switch(it)
+        if member.stance is Stance.RUNNING:
+            works = it.has_work and not it.is_paused
+            self._enter(world, it, member.header(int(works), has_work=works, paused=it.is_paused), is_rows=False)
+
+    def _take_result(self, it: Rank) -> None:
+        if it.result is None:
+            return
+        works, it.result = it.result, None
+        if works:
+            it.standby = it.preparing
+            it.member.on_prepared(it.preparing)
+        else:
+            it.failed_epoch = it.preparing
+
+    def _prepare(self, world: World, it: Rank, wanted: Membership) -> None:
+        if it.standby:
+            self._let_go(world, it, it.standby)
+            it.standby = 0
+        epoch = it.preparing = wanted.epoch
+        it.member.on_preparing(epoch)
+        it.is_waited_for, it.result = True, None
+        world.name_epoch(wanted)
+        if epoch not in world.groups:
+            world.groups[epoch] = Group(wanted, entered=(0,) * len(wanted.members))
+        group = world.own_group(epoch)
+        assert it.engine_id not in group.begun, f"epoch {epoch} is prepared twice"
+        group.begun |= {it.engine_id}
+
+    def _switch(self, it: Rank) -> None:
+        it.member.on_switched()
+        if it.member.stance is Stance.OUTSIDE:
+            return
+        assert it.standby == it.member.epoch, f"rank {it.engine_id} has {it.standby}, not {it.member.epoch}"
+        it.standby = 0
+
+    def _let_go(self, world: World, it: Rank, epoch: int) -> None:
+        if epoch in world.groups and it.engine_id not in world.groups[epoch].gone:
+            world.own_group(epoch).gone |= {it.engine_id}
+
+    # the world outside
+
+    def _on_request(self, world: World, rank: int, _way: int) -> None:
+        world.spend("requests")
+        world.own_rank(rank).has_work = True
+
+    def _on_finish(self, world: World, rank: int, _way: int) -> None:
+        world.own_rank(rank).has_work = False
+
+    def _on_pause(self, world: World, _rank: int, _way: int) -> None:
+        if world.settings % 2 == 0:
+            world.spend("pauses")
+        world.settings += 1
+
+    def _on_die(self, world: World, rank: int, way: int) -> None:
+        """Let a process end; way 1: out of reach, so that nobody who waits for it is told."""
+        world.spend("deaths")
+        if way:
+            del world.ranks[rank]
+        else:
+            self._end(world, rank)
+
+    def _end(self, world: World, rank: int) -> None:
+        it = world.ranks.pop(rank)
+        for epoch, group in list(world.groups.items()):
+            if it.engine_id in group.membership.members:
+                world.own_group(epoch).gone |= {it.engine_id}
+
+    def _on_confirm(self, world: World, rank: int, _way: int) -> None:
+        world.seats = {**world.seats, rank: replace(world.seats[rank], state=SeatState.DEAD)}
+
+    def _on_refill(self, world: World, rank: int, _way: int) -> None:
+        world.spend("refills")
+        self._seat(world, EngineId(rank, world.seats[rank].engine_id.incarnation + 1), is_loaded=False)
+
+    def _on_wish(self, world: World, _rank: int, _way: int) -> None:
+        """Let a client ask for the next wave, whether or not its request arrives anywhere."""
+        world.spend("wishes")
+        group = world.own_coordinator().group
+        if group.on_first_request(group.waves.started + 1):
+            self.publish(world)
+
+    def _on_rebalance(self, world: World, _rank: int, _way: int) -> None:
+        world.spend("rebalances")
+        coordinator = world.own_coordinator()
+        coordinator.group.rebalance()
+        self._update(world, coordinator)
+
+    def _on_join(self, world: World, _rank: int, _way: int) -> None:
+        world.spend("joins")
+        self._seat(world, EngineId(world.num_seats, 1), is_loaded=False)
+
+    def _on_load(self, world: World, rank: int, _way: int) -> None:
+        it = world.own_rank(rank)
+        it.is_loaded = True
+        self._loop(world, it)
+
+    def _on_cordon(self, world: World, rank: int, _way: int) -> None:
+        world.spend("leaves")
+        world.seats = {**world.seats, rank: replace(world.seats[rank], state=SeatState.LEAVING)}
+
+    def _on_go(self, world: World, rank: int, _way: int) -> None:
+        self._end(world, rank)
+        world.seats = {other: seat for other, seat in world.seats.items() if other != rank}
+        world.mail.pop(rank, None)
+
+    def _on_restart(self, world: World, _rank: int, _way: int) -> None:
+        world.spend("restarts")
+        generation = world.coordinator.generation + 1
+        world.coordinator = Coordinator(generation, self.group(generation))
+        self.publish(world)
+
+
+def _is_listed(seats: dict[int, Seat], engine_id: EngineId) -> bool:
+    """Tell what ``CoordinatorState`` lets report."""
+    if not seats:
+        return True
+    seat = seats.get(engine_id.rank)
+    if seat is None or engine_id.incarnation < seat.engine_id.incarnation:
+        return False
+    return engine_id != seat.engine_id or seat.state != SeatState.DEAD
+
+
+def _check_headers(place: Place, headers: tuple[Any, ...]) -> None:
+    assert all(header.epoch == place.epoch for header in headers), f"epochs differ in one exchange: {headers}"
+    if place.position > 0:
+        assert len({header.step for header in headers}) == 1, f"steps differ in one exchange: {headers}"

@@ -1,0 +1,135 @@
+"""Whether a world comes to rest when nothing more goes wrong and everything arrives."""
+
+from engine.parallel.member import Stance
+from engine.wire.messages import Seat, SeatState
+from tests.model.events import Rules
+from tests.model.parts import report_key
+from tests.model.world import ViolationError, World
+
+MAX_ROUNDS = 30
+
+
+class Settler:
+    """Runs worlds fairly until they are at rest. Worlds that were found to come to rest are remembered.
+
+    A round lets every death be confirmed, every report and state arrive, every preparation end and every rank take
+    what it waits for; work ends with the next step. Nothing is said twice: the newest state arrives, and that must do.
+
+    When states were lost, those that were published before never arrive. They are published again while the
+    coordinator thinks that somebody may not have seen them, and that must do.
+    """
+
+    def __init__(self, rules: Rules, *, is_backwards: bool = False, are_lost: bool = False) -> None:
+        """is_backwards: ranks take their turns in falling order. are_lost: states on the way are lost."""
+        self._rules = rules
+        self._is_backwards = is_backwards
+        self._are_lost = are_lost
+        self._good: set[int] = set()
+
+    def check(self, world: World) -> None:
+        """Run a copy of a world until it is at rest, and a paused one once more after the resume.
+
+        Raises:
+            ViolationError: it is not at rest after so many rounds, or a rule of safety broke on the way.
+        """
+        passed = []
+        following = world.copy()
+        if self._are_lost:
+            for rank in following.ranks:
+                following.own_rank(rank).seen = world.num_states - 1
+        for _ in range(MAX_ROUNDS):
+            key = following.key()
+            if key in self._good:
+                break
+            passed.append(key)
+            if unrest(following, self._rules.min_size) is None:
+                if following.settings % 2 == 0:
+                    break
+                self._rules.happen(following, ("pause", -1, 0))
+            self.round(following)
+        else:
+            raise ViolationError(f"never at rest: {unrest(following, self._rules.min_size)}")
+        self._good.update(passed)
+
+    def round(self, world: World) -> None:
+        """Let everything arrive once, and every rank do what it can."""
+        rules = self._rules
+        for rank, seat in list(world.seats.items()):
+            if rank not in world.ranks and seat.state is not SeatState.DEAD:
+                rules.happen(world, ("confirm", rank, 0))
+        self._refill(world)
+        if rules.has_news(world):
+            rules.happen(world, ("seats", -1, 0))
+        self._report(world)
+        if self._are_lost and not world.coordinator.group.is_observed:
+            rules.publish(world)
+        order = sorted(world.ranks, reverse=self._is_backwards)
+        for rank in order:
+            self._turn(world, rank)
+
+    def _refill(self, world: World) -> None:
+        """Fill dead seats when those that live are too few: then somebody must come."""
+        seats = world.seats.items()
+        if sum(seat.state is not SeatState.DEAD for _, seat in seats) < self._rules.min_size:
+            for rank in [rank for rank, seat in seats if seat.state is SeatState.DEAD]:
+                world.budget = world.budget._replace(refills=world.budget.refills + 1)
+                self._rules.happen(world, ("refill", rank, 0))
+
+    def _report(self, world: World) -> None:
+        for rank, it in sorted(world.ranks.items()):
+            known = world.coordinator.reports.get(rank)
+            report = it.report()
+            if known is None or report_key(known) != report_key(report) or rank in world.mail:
+                world.mail[rank] = (report,)
+                self._rules.happen(world, ("hear", rank, 0))
+        world.mail.clear()
+
+    def _turn(self, world: World, rank: int) -> None:
+        """Let one rank do all it can before it must wait for another."""
+        rules = self._rules
+        for _ in range(8):
+            if rank not in world.ranks:
+                return
+            it = world.ranks[rank]
+            names = {name: way for name, _, way in rules.of_rank(world, rank, it) if name != "get" or way > it.seen}
+            for name in ("load", "get", "leave", "meet", "take", "break", "fail", "go"):
+                if name in names:
+                    rules.happen(world, (name, rank, names[name]))
+                    break
+            else:
+                return
+
+
+def unrest(world: World, min_size: int) -> str | None:
+    """Return what is not at rest, or None."""
+    group = world.coordinator.group
+    wanted = sorted(seat.engine_id for rank, seat in world.seats.items() if _is_wanted(world, rank, seat))
+    inside = [rank for rank, it in world.ranks.items() if it.place is not None]
+    if inside:
+        return f"ranks {inside} are in a collective"
+    if any(engine_id.rank not in world.ranks for engine_id in wanted):
+        return "a death is not confirmed"
+    if len(wanted) < min_size:
+        return None
+    if group.proposal is not None:
+        return f"epoch {group.proposal.epoch} is still proposed"
+    if wanted and group.committed.members != wanted:
+        return f"members are {group.committed.members}, not {wanted}"
+    for engine_id in wanted:
+        it = world.ranks[engine_id.rank]
+        member = it.member
+        if member.stance is not Stance.IDLE or member.epoch != group.committed.epoch:
+            return f"rank {engine_id} is {member.stance.value} in epoch {member.epoch}"
+        if member.wave != group.waves.started:
+            return f"rank {engine_id} rests in wave {member.wave} of {group.waves.started}"
+        if it.has_work and not it.is_paused:
+            return f"rank {engine_id} has work and rests"
+    return None
+
+
+def _is_wanted(world: World, rank: int, seat: Seat) -> bool:
+    """Tell whether a seat's engine shall be a member: one that is to go stays while it has work."""
+    if seat.state is SeatState.LEAVING:
+        it = world.ranks.get(rank)
+        return it is not None and it.has_work and it.engine_id in world.coordinator.group.committed.members
+    return seat.state is SeatState.ALIVE
