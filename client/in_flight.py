@@ -21,6 +21,10 @@ class TokenCount:
     def __len__(self) -> int:
         return self._count
 
+    def append(self, token_id: int) -> None:
+        """Count one."""
+        self._count += 1
+
     def extend(self, token_ids: list[int]) -> None:
         """Count more tokens."""
         self._count += len(token_ids)

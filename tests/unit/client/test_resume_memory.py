@@ -24,6 +24,7 @@ def test_beyond_the_limit_the_largest_are_served_on_but_cannot_be_moved() -> Non
     large = make_add(2)
     assert group.hear(line, make_tokens(large, 0, 5, 6)) == [make_tokens(large, 0, 5, 6)]
     assert group.hear(line, make_tokens(large, 1, 6)) == []  # its tokens are still counted
+    assert group.hear(line, make_tokens(large, 2, 7)) == [make_tokens(large, 2, 7)]
     (end,) = group.close(line)
     assert (end.request_id, end.finish_reason) == (2, FinishReason.ERROR)
     assert "--resume-memory" in (end.error or "")
