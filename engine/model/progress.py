@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from tqdm import tqdm
+from transformers.utils.logging import enable_progress_bar
 
 OnProgress = Callable[[str, float], None]
 """Called with what is being done (for people) and how far loading is, 0..1."""
@@ -21,6 +22,7 @@ def progress_bars_to(on_progress: OnProgress, start: float, end: float) -> Itera
 
     The library draws on ``sys.stderr`` and offers no hook for its GGUF conversion, the slowest part.
     """
+    enable_progress_bar()  # type: ignore[no-untyped-call]  # whoever loads while others step has switched them off
     interval = tqdm.monitor_interval
     tqdm.monitor_interval = 0  # else the first bar starts a thread that watches bars for as long as the process lives
     try:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from transformers import BloomConfig, LlamaConfig, MambaConfig, Phi3Config
+from transformers.utils.logging import disable_progress_bar
 
 from engine.config import ModelConfig, SchedulerConfig
 from engine.core.protocol import Runner
@@ -46,6 +47,8 @@ def test_limits_say_what_the_model_can_do(llama: Path) -> None:
 
 
 def test_progress_goes_up_to_one(llama: Path) -> None:
+    """Also where a lockstep rank of the same process has switched the library's bars off."""
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     seen: list[tuple[str, float]] = []
     TorchRunner(ModelConfig(model=str(llama)), SCHEDULER, lambda what, share: seen.append((what, share)))
     shares = [share for _, share in seen]
