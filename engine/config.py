@@ -88,9 +88,13 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     enable_expert_parallel: ranks step together and share out the experts of a mixture-of-experts model; else each is
         independent and holds a whole model.
+    min_members, num_redundant_experts: of the smallest group, in which a member holds the most experts; memory for
+        them is left by a KV cache that takes a share of what is free.
     """
 
     enable_expert_parallel: bool = False
+    min_members: int = 1
+    num_redundant_experts: int = 0
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

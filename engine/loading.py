@@ -55,7 +55,7 @@ def _load_lockstep_runner(config: EngineConfig, on_progress: OnProgress) -> Lock
     assert config.model is not None, "checked at the door"
     from engine.parallel.runner import ParallelRunner
 
-    return ParallelRunner(config.model, config.scheduler, on_progress)
+    return ParallelRunner(config.model, config.scheduler, config.parallel, on_progress)
 
 
 def _on_own_device(config: EngineConfig, rank: int) -> EngineConfig:

@@ -22,7 +22,11 @@ def engine_config(config: ServeConfig, model: ResolvedModel | None, device: str)
             kv_cache_memory_fraction=config.kv_cache_memory_fraction,
         ),
         sim=_sim_config(config),
-        parallel=ParallelConfig(enable_expert_parallel=config.enable_expert_parallel),
+        parallel=ParallelConfig(
+            enable_expert_parallel=config.enable_expert_parallel,
+            min_members=config.min_data_parallel_size,
+            num_redundant_experts=config.num_redundant_experts,
+        ),
     )
 
 

@@ -34,7 +34,8 @@ _ONE_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 class ExpertCheckpoint:
     """A checkpoint in safetensors, local or from the hub. Tensors are read when they are asked for.
 
-    num_experts: experts of each layer; every layer with experts has the same number.
+    num_experts: experts of each layer; every layer with experts has the same number. expert_bytes: memory of one
+    expert in all layers.
     """
 
     def __init__(self, path: str, dtype: torch.dtype | None, attention: str, experts: str) -> None:
@@ -51,6 +52,7 @@ class ExpertCheckpoint:
         # Made once and copied: making it patches torch for the whole process, which no other thread may see.
         self._empty = _make_empty(self._config, self._dtype, attention, experts)
         self.num_experts = _num_experts(self._empty, self._config)
+        self.expert_bytes = _num_expert_bytes(self._empty) // self.num_experts
 
     def load_dense(self) -> Any:
         """Return the model with all its weights but those of the experts, which have no rows yet."""
@@ -171,6 +173,11 @@ def _num_experts(model: Any, config: Any) -> int:
     if len(counts) != 1:
         raise StartupError(f"{name} cannot be served expert-parallel: its layers hold {sorted(counts) or 'no'} experts")
     return int(counts.pop())
+
+
+def _num_expert_bytes(model: Any) -> int:
+    modules = find_experts(model).values()
+    return sum(parameter.nbytes for module in modules for parameter in module.parameters(recurse=False))
 
 
 def _resize_experts(model: Any, num_experts: int, num_rows: int) -> list[str]:

@@ -78,7 +78,7 @@ class PeerRows:
                 send_sizes,
                 receive_sizes,
             )
-            return received.view(-1, *held.shape[1:]).to(held.device)
+            return received.view(-1, *held.shape[1:])  # left on the CPU: whoever gathers puts it where it belongs
 
         received = _each(rows.tensors, pass_on)
         return ExpertRows(tuple(self.to_receive), received)

@@ -6,18 +6,15 @@ from collections.abc import Sequence
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from engine.config import ModelConfig, SchedulerConfig
+from engine.config import ModelConfig, ParallelConfig, SchedulerConfig
 from engine.core.protocol import RunnerLimits
 from engine.model.description import describe
-from engine.model.expert_weights import ExpertCheckpoint
 from engine.model.loader import LoadedModel
-from engine.model.names import resolve_model
-from engine.model.placement import computes_natively, select_device, select_dtype
+from engine.model.placement import select_device
 from engine.model.progress import OnProgress, progress_bars_to
-from engine.model.source import load_failure
+from engine.parallel.checkpoint import failures_told, most_rows, open_checkpoint
 from engine.parallel.expert_rows import ExpertRows, PeerRows
 from engine.parallel.experts import (
-    EXPERTS_NAME,
     CallRecorder,
     ExpertsCall,
     ExpertsSeam,
@@ -28,10 +25,10 @@ from engine.parallel.experts import (
     replay,
 )
 from engine.parallel.transport import Transport
+from engine.runner.attention import register_attention
 from engine.runner.probe import run_one_token
 from engine.runner.torch_runner import TorchRunner
 from engine.scheduler.plan import Sample, StepPlan
-from engine.wire.errors import StartupError
 
 _logger = logging.getLogger(__name__)
 
@@ -42,17 +39,31 @@ class ParallelRunner:
     ``load_rows`` may run in another thread while steps go on; everything else belongs to the thread that runs steps.
     """
 
-    def __init__(self, model: ModelConfig, scheduler: SchedulerConfig, on_progress: OnProgress) -> None:
-        """Load the dense weights and allocate the cache.
+    def __init__(
+        self,
+        model: ModelConfig,
+        scheduler: SchedulerConfig,
+        parallel: ParallelConfig,
+        on_progress: OnProgress,
+    ) -> None:
+        """Load the dense weights and allocate the cache; leave room for the experts.
 
         Raises:
             StartupError: see ``TorchRunner``; or the model's experts cannot be shared out.
         """
         register_experts()
+        register_attention()
         self._seam = ExpertsSeam(CallRecorder())
         self._device = select_device(model.device)
         self._loaded: LoadedModel | None = None
-        self._runner = TorchRunner(model, scheduler, on_progress, load=self._load_dense)
+        self._checkpoint = open_checkpoint(model, self._device)
+        self._runner = TorchRunner(
+            model,
+            scheduler,
+            on_progress,
+            load=self._load_dense,
+            reserved_bytes=most_rows(self.num_experts, parallel) * self._checkpoint.expert_bytes,
+        )
         self._calls = self._calls_of_one_token()
         disable_progress_bar()  # type: ignore[no-untyped-call]  # rows are loaded while it serves, and nobody watches
         self._rows = self._no_rows()
@@ -199,29 +210,12 @@ class ParallelRunner:
             self._seam.step = step
         return tuple(recorder.calls)
 
-    def _load_dense(self, config: ModelConfig, attention: str, on_progress: OnProgress) -> LoadedModel:
-        resolved = resolve_model(config.model, config.gguf_file)
-        if resolved.gguf_file is not None:
-            raise StartupError("expert parallelism reads safetensors, not GGUF")
-        device = self._device
+    def _load_dense(self, config: ModelConfig, _attention: str, on_progress: OnProgress) -> LoadedModel:
         on_progress("reading the dense weights", 0.0)
-        try:
-            with progress_bars_to(on_progress, 0.1, 0.9):
-                self._checkpoint = ExpertCheckpoint(resolved.path, _dtype(config, device), attention, EXPERTS_NAME)
-                model = self._checkpoint.load_dense().to(device)
-        except StartupError:
-            raise
-        except Exception as error:  # the library's own, the hub's, the parser's and the device's errors
-            raise load_failure(resolved, error) from error
+        with progress_bars_to(on_progress, 0.1, 0.9), failures_told(config):
+            model = self._checkpoint.load_dense().to(self._device)
         self._seam.attach(model)
         self._loaded = LoadedModel(
-            model=model, info=describe(model.config, model.generation_config), device=device, dtype=model.dtype
+            model=model, info=describe(model.config, model.generation_config), device=self._device, dtype=model.dtype
         )
         return self._loaded
-
-
-def _dtype(config: ModelConfig, device: torch.device) -> torch.dtype | None:
-    dtype = select_dtype(config.dtype)
-    if dtype is None and not computes_natively(device, torch.bfloat16):
-        return torch.float32
-    return dtype

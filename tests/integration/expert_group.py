@@ -9,7 +9,7 @@ from types import TracebackType
 
 import torch
 
-from engine.config import ModelConfig, SchedulerConfig
+from engine.config import ModelConfig, ParallelConfig, SchedulerConfig
 from engine.core.native import NativeCore
 from engine.parallel.epoch import EpochGroup, prepare_epoch
 from engine.parallel.header import StepHeader, exchange_headers
@@ -102,7 +102,7 @@ class ExpertGroup:
         if rank not in self.runners:
             scheduler = SchedulerConfig(kv_cache_memory_bytes=4 << 20)
             with without_bars():
-                self.runners[rank] = ParallelRunner(self._model, scheduler, lambda what, share: None)
+                self.runners[rank] = ParallelRunner(self._model, scheduler, ParallelConfig(), lambda what, share: None)
 
     def _drop(self) -> None:
         for group in self._groups:
