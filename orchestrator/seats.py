@@ -9,7 +9,6 @@ from engine.wire.messages import (
     ClusterSettings,
     EnginePhase,
     EngineReport,
-    Load,
     Seat,
     SeatState,
     SupervisorReport,
@@ -68,8 +67,7 @@ class SeatStatus:
     @property
     def num_sequences(self) -> int:
         """Return how many sequences the engine has, as it said last."""
-        load = self.report.load if self.report is not None else Load()
-        return load.num_queued + load.num_waiting + load.num_running
+        return self.report.load.num_sequences if self.report is not None else 0
 
     @property
     def is_ready(self) -> bool:

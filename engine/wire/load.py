@@ -23,3 +23,8 @@ class Load(Struct, array_like=True, frozen=True, gc=False):
     num_preemptions: int = 0
     num_prefix_query_tokens: int = 0
     num_prefix_hit_tokens: int = 0
+
+    @property
+    def num_sequences(self) -> int:
+        """Return how many sequences the engine has, wherever in it they are."""
+        return self.num_queued + self.num_waiting + self.num_running

@@ -186,8 +186,7 @@ class LockstepGroup:
         seat, report = self._seats.get(member.rank), self._live_report(member)
         if seat is None or seat.state is not SeatState.LEAVING or report is None:
             return False
-        load = report.load
-        return bool(load.num_running or load.num_waiting or load.num_queued)
+        return report.load.num_sequences > 0
 
     def _expert_loads(self) -> list[float]:
         """Return how often each expert was chosen, by the tokens of all engines that are heard."""

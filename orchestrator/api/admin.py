@@ -9,7 +9,7 @@ import msgspec
 from client.utility_calls import NO_ANSWER
 from engine.wire.codec import encode
 from engine.wire.errors import UnknownMethodError, UtilityError
-from engine.wire.messages import ClusterSettings, Load
+from engine.wire.messages import ClusterSettings
 from lb.views import EngineState
 from orchestrator.api.errors import AdminError, ApiError
 from orchestrator.api.in_force import ranks_behind, wait_in_force
@@ -154,14 +154,10 @@ class Admin:
 
     def _num_sequences(self, rank: int) -> int:
         return sum(
-            _num_sequences(view.report.load)
+            view.report.load.num_sequences
             for view in self._client.engine_views()
             if view.engine_id.rank == rank and view.report is not None and view.state is not EngineState.DEAD
         )
-
-
-def _num_sequences(load: Load) -> int:
-    return load.num_queued + load.num_waiting + load.num_running
 
 
 def _to_answer(method: str, error: UtilityError) -> ApiError:

@@ -76,7 +76,7 @@ def describe_load(view: EngineView) -> dict[str, Any]:
         "rank": view.engine_id.rank,
         "engine_id": str(view.engine_id),
         "state": view.state,
-        "num_sequences": load.num_queued + load.num_waiting + load.num_running,
+        "num_sequences": load.num_sequences,
         **asdict(load),
         "settings_seq": 0 if report is None else report.settings_seq,
         "is_sleeping": report is not None and report.is_sleeping,
