@@ -11,7 +11,8 @@ from enum import Enum
 
 from engine.parallel.header import StepHeader
 from engine.wire.ids import EngineId
-from engine.wire.messages import GroupState, Membership, Seat, SeatState
+from engine.wire.messages import GroupState, Membership, Seat
+from engine.wire.seats import any_has_ended
 
 
 class Stance(Enum):
@@ -32,17 +33,6 @@ class StepVerdict:
 
     runs: bool
     switches: bool
-
-
-def has_ended(engine_id: EngineId, seats: Mapping[int, Seat]) -> bool:
-    """Tell whether an engine's host has confirmed that it is gone, by what the supervisor knows of the seats.
-
-    seats: by rank; empty before the coordinator heard them.
-    """
-    seat = seats.get(engine_id.rank)
-    if seat is None or seat.engine_id.incarnation > engine_id.incarnation:
-        return bool(seats)
-    return seat.engine_id == engine_id and seat.state is SeatState.DEAD
 
 
 class Member:
@@ -149,7 +139,7 @@ class Member:
             return False
         proposal = self._proposal
         is_called = self._is_direct and proposal is not None and proposal.epoch > self.epoch
-        return is_called or any(has_ended(peer, self._seats) for peer in self.peers)
+        return is_called or any_has_ended(self.peers, self._seats)
 
     @property
     def to_prepare(self) -> Membership | None:

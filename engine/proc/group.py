@@ -2,6 +2,7 @@
 
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import ClientInfo, ClusterSettings, GroupState, Seat, SeatState
+from engine.wire.seats import has_ended
 
 
 class GroupView:
@@ -29,19 +30,13 @@ class GroupView:
         proposed = state.proposal.epoch if state.proposal is not None else 0
         self.max_epoch_seen = max(self.max_epoch_seen, self.epoch, proposed)
         seat = next((seat for seat in state.seats if seat.engine_id.rank == self._engine_id.rank), None)
-        self.is_dismissed = self._engine_id in state.dismissed or self._has_lost_its_seat(seat)
+        # Declared dead while its host was out of reach, it must not live on beside its successor.
+        has_lost_its_seat = seat is not None and has_ended(self._engine_id, seat)
+        self.is_dismissed = self._engine_id in state.dismissed or has_lost_its_seat
         self.is_draining = seat is not None and seat.engine_id == self._engine_id and _is_draining(seat)
         self.is_member = self._engine_id in state.committed.members
         self.settings = state.settings
         return True
-
-    def _has_lost_its_seat(self, seat: Seat | None) -> bool:
-        """Tell whether this engine was declared dead while its host was out of reach: it must not live on beside."""
-        if seat is None:
-            return False
-        if seat.engine_id == self._engine_id:
-            return seat.state is SeatState.DEAD
-        return seat.engine_id.incarnation > self._engine_id.incarnation
 
 
 def _is_draining(seat: Seat) -> bool:

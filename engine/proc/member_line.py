@@ -5,10 +5,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.parallel.member import Member, Stance, has_ended
+from engine.parallel.member import Member, Stance
 from engine.proc.shared import SharedState
 from engine.wire.ids import EngineId
 from engine.wire.messages import EnginePhase, GroupState, MemberStatus, Seat
+from engine.wire.seats import any_has_ended
 
 if TYPE_CHECKING:
     from engine.parallel.epoch import EpochGroup
@@ -63,7 +64,7 @@ class MemberLine:
         if self._direct_epoch > epoch or self._shared.stop_reason is not None:
             return True
         standing, peers = self._standing
-        return standing == epoch and any(has_ended(peer, self._seats) for peer in peers)
+        return standing == epoch and any_has_ended(peers, self._seats)
 
     def take_state(self) -> GroupState | None:
         """Return the newest state if it was not taken yet."""

@@ -1,5 +1,6 @@
 """Seats of the deployment: who sits in them, how the engines before ended, and who gives no sign of progress."""
 
+from collections.abc import Iterable, Mapping
 from enum import IntEnum, StrEnum
 
 from msgspec import Struct
@@ -43,6 +44,24 @@ class Seat(Struct, array_like=True, frozen=True):
     last_reason: str = ""
     is_draining: bool = False
     is_vacating: bool = False
+
+
+def has_ended(engine_id: EngineId, seat: Seat | None) -> bool:
+    """Tell whether an engine's host has confirmed that it is gone.
+
+    seat: of its rank, as the supervisor reported it; None when there is none any more.
+    """
+    if seat is None or seat.engine_id.incarnation > engine_id.incarnation:
+        return True
+    return seat.engine_id == engine_id and seat.state is SeatState.DEAD
+
+
+def any_has_ended(engine_ids: Iterable[EngineId], seats: Mapping[int, Seat]) -> bool:
+    """Tell whether the host of any of these engines has confirmed that it is gone.
+
+    seats: by rank. Empty says nothing of anybody: the coordinator has not heard them yet.
+    """
+    return bool(seats) and any(has_ended(engine_id, seats.get(engine_id.rank)) for engine_id in engine_ids)
 
 
 class Suspect(Struct, array_like=True, frozen=True):

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from engine.wire.ids import EngineId
 from engine.wire.messages import EnginePhase, EngineReport, Load, Seat, SeatState, Suspect
+from engine.wire.seats import has_ended
 
 SILENCE_S = 1.0
 """Engines report at least every 0.2 s, also while a step hangs: five missing reports are a sign."""
@@ -116,7 +117,7 @@ class EngineWatch:
         coordinator nobody is suspect before the limit has passed.
         """
         for life in list(self._lives.values()):
-            if _has_ended(life.engine_id, seats.get(life.engine_id.rank)):
+            if has_ended(life.engine_id, seats.get(life.engine_id.rank)):
                 del self._lives[life.engine_id.rank]
                 if life.place is not None:
                     self._restart_stalls(now)  # those that waited for it have only now something to do
@@ -200,12 +201,6 @@ def _without_waiting(lives: list[_Life], now: float) -> list[_Life]:
         first = min((life.place for life in members if life.has_work and life.place is not None), default=None)
         late = [life for life in members if life.place == first]
     return [life for life in lives if life.place is None or life in late]
-
-
-def _has_ended(engine_id: EngineId, seat: Seat | None) -> bool:
-    if seat is None or seat.engine_id.incarnation > engine_id.incarnation:
-        return True
-    return seat.engine_id == engine_id and seat.state is SeatState.DEAD
 
 
 def _who(suspects: list[Suspect]) -> list[tuple[EngineId, bool, bool]]:

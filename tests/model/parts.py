@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from engine.parallel.member import Member, Stance, has_ended
+from engine.parallel.member import Member, Stance
 from engine.wire.ids import EngineId
 from engine.wire.messages import (
     EnginePhase,
@@ -19,6 +19,7 @@ from engine.wire.messages import (
     MemberStatus,
     Seat,
 )
+from engine.wire.seats import any_has_ended
 from lb.coordinator.lockstep import LockstepGroup
 
 NUM_EXPERTS = 3
@@ -102,7 +103,7 @@ class Rank:
 
     def has_lost_peer(self, epochs: Mapping[int, Membership], epoch: int) -> bool:
         """Tell whether its input thread knows that a member of an epoch is gone."""
-        return epoch in epochs and any(has_ended(peer, self.seats) for peer in epochs[epoch].members)
+        return epoch in epochs and any_has_ended(epochs[epoch].members, self.seats)
 
     @property
     def is_paused(self) -> bool:

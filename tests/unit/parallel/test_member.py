@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from engine.parallel.header import StepHeader
-from engine.parallel.member import Member, Stance, has_ended
+from engine.parallel.member import Member, Stance
 from engine.wire.ids import EngineId
 from engine.wire.messages import GroupState, Membership, Seat, SeatState
 
@@ -241,19 +241,3 @@ def test_a_rank_leaves_a_group_with_a_dead_member(running: Driver) -> None:
     assert not running.member.must_leave
     running.publish(seats=[Seat(E0, ALIVE), Seat(E1, DEAD)])
     assert running.member.stance is Stance.PARKED
-
-
-@pytest.mark.parametrize(
-    ("seats", "ended"),
-    [
-        ([], False),  # the coordinator has just started
-        ([Seat(E1, ALIVE)], False),
-        ([Seat(E1, SeatState.LEAVING)], False),
-        ([Seat(E1, DEAD)], True),
-        ([Seat(EngineId(1, 2), SeatState.STARTING)], True),
-        ([Seat(E0, ALIVE)], True),  # it was removed
-        ([Seat(EngineId(1, 0), DEAD)], False),  # its predecessor
-    ],
-)
-def test_who_has_ended_is_said_by_the_seats(seats: list[Seat], ended: bool) -> None:
-    assert has_ended(E1, {seat.engine_id.rank: seat for seat in seats}) is ended
