@@ -16,6 +16,7 @@ from engine.wire.codec import state_decoder
 from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import EngineId
 from engine.wire.messages import ClusterSettings, EnginePhase, EngineReport, GroupState, LoadSnapshot, Seat, SeatState
+from engine.wire.seats import seats_by_rank
 from engine.wire.sockets import AsyncReceiver, Frames
 from lb.group_view import GroupView, view_group
 from lb.totals import RankTotals
@@ -130,7 +131,7 @@ class DPAsyncMPClient(AsyncMPClient):
             self.settings = state.settings
             if self.on_settings is not None:
                 self.on_settings(state.settings)
-        self._seats = {seat.engine_id.rank: seat for seat in state.seats}
+        self._seats = seats_by_rank(state.seats)
         self._dismissed = frozenset(state.dismissed)
         self._suspects = frozenset(suspect.engine_id for suspect in state.suspects)
         for engine_id, reason in self._deaths():

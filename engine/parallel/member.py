@@ -12,7 +12,7 @@ from enum import Enum
 from engine.parallel.header import StepHeader
 from engine.wire.ids import EngineId
 from engine.wire.messages import GroupState, Membership, Seat
-from engine.wire.seats import any_has_ended
+from engine.wire.seats import any_has_ended, seats_by_rank
 
 
 class Stance(Enum):
@@ -74,7 +74,7 @@ class Member:
         self._newest = number
         self._proposal = state.proposal
         self._is_direct = state.direct
-        self._seats = {seat.engine_id.rank: seat for seat in state.seats}
+        self._seats = seats_by_rank(state.seats)
         self._wave_seen = max(self._wave_seen, state.wave_started)
         if state.committed.epoch > self.committed.epoch:
             self.committed = state.committed

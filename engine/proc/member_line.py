@@ -9,7 +9,7 @@ from engine.parallel.member import Member, Stance
 from engine.proc.shared import SharedState
 from engine.wire.ids import EngineId
 from engine.wire.messages import EnginePhase, GroupState, MemberStatus, Seat
-from engine.wire.seats import any_has_ended
+from engine.wire.seats import any_has_ended, seats_by_rank
 
 if TYPE_CHECKING:
     from engine.parallel.epoch import EpochGroup
@@ -49,7 +49,7 @@ class MemberLine:
             if state.direct and state.proposal is not None:
                 self._direct_epoch = max(self._direct_epoch, state.proposal.epoch)
             self._state = state
-            self._seats = {seat.engine_id.rank: seat for seat in state.seats}
+            self._seats = seats_by_rank(state.seats)
             self.heard_at = time.monotonic()
         self._shared.wake()
 

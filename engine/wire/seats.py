@@ -46,6 +46,11 @@ class Seat(Struct, array_like=True, frozen=True):
     is_vacating: bool = False
 
 
+def seats_by_rank(seats: Iterable[Seat]) -> dict[int, Seat]:
+    """Return the seats by rank."""
+    return {seat.engine_id.rank: seat for seat in seats}
+
+
 def has_ended(engine_id: EngineId, seat: Seat | None) -> bool:
     """Tell whether an engine's host has confirmed that it is gone.
 

@@ -18,6 +18,7 @@ from engine.wire.messages import (
     SeatState,
     SupervisorReport,
 )
+from engine.wire.seats import seats_by_rank
 from lb.config import LockstepConfig
 from lb.coordinator.clients import ClientRegistry
 from lb.coordinator.lockstep import LockstepGroup
@@ -156,7 +157,7 @@ class CoordinatorState:
             self.dropped["old supervisor report"] += 1
             return
         self._supervisor_seq = report.report_seq
-        seats = {seat.engine_id.rank: seat for seat in report.seats}
+        seats = seats_by_rank(report.seats)
         dismissed = frozenset(report.dismissed)
         clients_changed = self._clients.on_gone(report.gone_clients)
         wishes = (dismissed, report.settings)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from engine.parallel.member import Member, Stance
 from engine.wire.ids import EngineId
 from engine.wire.messages import GroupState, Membership, Seat, SeatState
+from engine.wire.seats import seats_by_rank
 from lb.coordinator.lockstep import LockstepGroup
 from tests.model.outlook import Event, Outlook
 from tests.model.parts import Coordinator, Group, Place, Rank
@@ -120,7 +121,7 @@ class Rules(Outlook):
         if is_newer or it.place is None:  # its input thread, too, lets nothing older through
             it.slot = number
         if is_newer:
-            it.seats = {seat.engine_id.rank: seat for seat in state.seats}
+            it.seats = seats_by_rank(state.seats)
         it.seen = max(it.seen, number)
         if state.direct and state.proposal is not None:
             it.direct_seen = max(it.direct_seen, state.proposal.epoch)

@@ -4,7 +4,7 @@ import pytest
 
 from engine.wire.ids import EngineId
 from engine.wire.messages import Seat, SeatState
-from engine.wire.seats import any_has_ended
+from engine.wire.seats import any_has_ended, seats_by_rank
 
 E0, E1 = EngineId(0, 1), EngineId(1, 1)
 ALIVE, DEAD = SeatState.ALIVE, SeatState.DEAD
@@ -23,7 +23,7 @@ ALIVE, DEAD = SeatState.ALIVE, SeatState.DEAD
     ],
 )
 def test_who_has_ended_is_said_by_the_seats(seats: list[Seat], ended: bool) -> None:
-    assert any_has_ended([E1], {seat.engine_id.rank: seat for seat in seats}) is ended
+    assert any_has_ended([E1], seats_by_rank(seats)) is ended
 
 
 def test_one_of_several_is_enough() -> None:
