@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich_argparse import RichHelpFormatter
-
 _DEFAULT_TIMEOUT_S = 60.0
 _MARGIN_S = 10.0  # the server's own deadline comes first: its answer says more than ours
 
@@ -45,15 +43,15 @@ def add_commands(commands: Any) -> None:
             name,
             help=command.help,
             description=f"{command.help.capitalize()}. Without --url, of the deployment on this machine.",
-            formatter_class=RichHelpFormatter,
-            allow_abbrev=False,
         )
         _add_arguments(name, command, parser)
         parser.add_argument("--timeout", type=float, metavar="X", default=_DEFAULT_TIMEOUT_S, help="seconds to wait")
-        add_address(parser, "--admin-api-key", "the admin key; default: SHOAL_ADMIN_API_KEY")
+        add_address(parser)
 
 
-def add_address(parser: Any, key_flag: str, key_help: str) -> None:
+def add_address(
+    parser: Any, key_flag: str = "--admin-api-key", key_help: str = "the admin key; default: SHOAL_ADMIN_API_KEY"
+) -> None:
     """Add what says which deployment is meant, and with which key it is asked."""
     parser.add_argument("--url", help="base URL of the deployment, e.g. http://127.0.0.1:8000")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where to look for deployments of this machine")
@@ -66,15 +64,14 @@ def run(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     Raises:
         ShoalError: no deployment, no answer, or an answer that says no.
     """
-    from orchestrator.ask import ask, find_key, find_url  # its HTTP client takes longer to import than --help runs
+    from orchestrator.ask import Asker  # its HTTP client takes longer to import than --help runs
 
     command = COMMANDS[options.command]
-    base = (options.url or find_url(options.run_dir)).rstrip("/")
-    key = find_key(options.key, environment)
+    asker = Asker(options.url, options.run_dir, options.key, environment)
     body = _abort_body(options) if options.command == "abort" else None
     query = "&".join(f"{name}={getattr(options, name)}" for name in (*command.query, "timeout"))
     path = command.path.format(**vars(options))
-    answer = ask("POST", f"{base}{path}?{query}", key, options.timeout + _MARGIN_S, body)
+    answer = asker.ask("POST", f"{path}?{query}", options.timeout + _MARGIN_S, body)
     sys.stdout.write(json.dumps(answer, indent=2) + "\n")
     return 0
 

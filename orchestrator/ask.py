@@ -16,12 +16,55 @@ API_KEY_VARIABLE = "SHOAL_API_KEY"
 _CONNECT_S = 10.0
 
 
-def find_url(run_dir: Path | None) -> str:
-    """Return where the one deployment of this machine answers.
+class Asker:
+    """One deployment and the key it is asked with. url: its base, without a slash at the end."""
 
-    Raises:
-        ShoalError: there is none, or more than one.
-    """
+    def __init__(self, url: str | None, run_dir: Path | None, key: str | None, environment: Mapping[str, str]) -> None:
+        """Find it: at ``url``, else on this machine.
+
+        key: the one to name; None takes the environment's admin key, or its first API key.
+
+        Raises:
+            ShoalError: there is none, or more than one.
+        """
+        self.url = (url or _find_url(run_dir)).rstrip("/")
+        key = key or _key_of(environment)
+        self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
+
+    def ask(self, method: str, path: str, timeout_s: float, body: Any = None) -> Any:
+        """Send one request and return the JSON of its answer.
+
+        Raises:
+            ShoalError: no answer, an error answer (with its message), or not an answer of Shoal.
+        """
+        url = f"{self.url}{path}"
+        try:
+            answer = httpx.request(method, url, headers=self._headers, json=body, timeout=timeout_s, trust_env=False)
+            content = answer.json()
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise _no_answer(url, error) from error
+        if answer.is_error:
+            raise _refusal(url, answer.status_code, content)
+        return content
+
+    def lines(self, path: str) -> Iterator[str]:
+        """Yield the lines of an answer that does not end by itself.
+
+        Raises:
+            ShoalError: no answer, or one that says no.
+        """
+        url = f"{self.url}{path}"
+        timeout = httpx.Timeout(_CONNECT_S, read=None)
+        try:
+            with httpx.stream("GET", url, headers=self._headers, timeout=timeout, trust_env=False) as answer:
+                if answer.is_error:
+                    raise _refusal(url, answer.status_code, _json(answer.read()))
+                yield from answer.iter_lines()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise _no_answer(url, error) from error
+
+
+def _find_url(run_dir: Path | None) -> str:
     runs = list(live_runs(run_dir))
     if not runs:
         raise ShoalError("no deployment is ready on this machine; start one with shoal serve, or give --url")
@@ -31,60 +74,18 @@ def find_url(run_dir: Path | None) -> str:
     return runs[0].url
 
 
-def find_key(given: str | None, environment: Mapping[str, str]) -> str | None:
-    """Return the key to name: the one given, else the admin key of the environment, else its first API key."""
-    return given or environment.get(ADMIN_KEY_VARIABLE) or environment.get(API_KEY_VARIABLE, "").split(",")[0] or None
+def _key_of(environment: Mapping[str, str]) -> str | None:
+    return environment.get(ADMIN_KEY_VARIABLE) or environment.get(API_KEY_VARIABLE, "").split(",")[0] or None
 
 
-def ask(method: str, url: str, key: str | None, timeout_s: float, body: Any = None) -> Any:
-    """Send one request and return the JSON of its answer.
-
-    Raises:
-        ShoalError: no answer, an error answer (with its message), or not an answer of Shoal.
-    """
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    try:
-        answer = httpx.request(method, url, headers=headers, json=body, timeout=timeout_s, trust_env=False)
-        content = answer.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise ShoalError(f"{url} does not answer like a deployment of Shoal: {error}") from error
-    if answer.is_error:
-        raise ShoalError(_reason(content) or f"{url} answers with status {answer.status_code}")
-    return content
+def _no_answer(url: str, error: Exception) -> ShoalError:
+    return ShoalError(f"{url} does not answer like a deployment of Shoal: {error}")
 
 
-class Asker:
-    """One deployment and the key it is asked with."""
-
-    def __init__(self, url: str | None, run_dir: Path | None, key: str | None, environment: Mapping[str, str]) -> None:
-        """Find it: at ``url``, else on this machine.
-
-        Raises:
-            ShoalError: there is none, or more than one.
-        """
-        self._base = (url or find_url(run_dir)).rstrip("/")
-        self._key = find_key(key, environment)
-
-    def ask(self, method: str, path: str, timeout_s: float, body: Any = None) -> Any:
-        """Send one request, see ``ask``."""
-        return ask(method, f"{self._base}{path}", self._key, timeout_s, body)
-
-    def lines(self, path: str) -> Iterator[str]:
-        """Yield the lines of an answer that does not end by itself.
-
-        Raises:
-            ShoalError: no answer, or one that says no.
-        """
-        headers = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
-        timeout = httpx.Timeout(_CONNECT_S, read=None)
-        url = f"{self._base}{path}"
-        try:
-            with httpx.stream("GET", url, headers=headers, timeout=timeout, trust_env=False) as answer:
-                if answer.is_error:
-                    raise ShoalError(_reason(_json(answer.read())) or f"{url} answers with {answer.status_code}")
-                yield from answer.iter_lines()
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ShoalError(f"{url} does not answer like a deployment of Shoal: {error}") from error
+def _refusal(url: str, status: int, content: Any) -> ShoalError:
+    error = content.get("error") if isinstance(content, dict) else None
+    message = str(error.get("message", "")) if isinstance(error, dict) else ""
+    return ShoalError(message or f"{url} answers with status {status}")
 
 
 def _json(content: bytes) -> Any:
@@ -92,8 +93,3 @@ def _json(content: bytes) -> Any:
         return json.loads(content)
     except ValueError:
         return None
-
-
-def _reason(content: Any) -> str:
-    error = content.get("error") if isinstance(content, dict) else None
-    return str(error.get("message", "")) if isinstance(error, dict) else ""

@@ -20,7 +20,13 @@ _KEYS = {"SecretStr": "KEY", "tuple": "KEY"}
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with the nearest known option, and leaves the usage to ``--help``."""
+    """Says what is wrong in one line, with the nearest known option, and leaves the usage to ``--help``.
+
+    It takes whole names of options alone: an abbreviation would end with the next option that begins alike.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(formatter_class=RichHelpFormatter, allow_abbrev=False, **arguments)
 
     def error(self, message: str) -> NoReturn:
         """Print one line to standard error and exit with status 2."""
@@ -40,15 +46,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="shoal",
         description="Data-parallel LLM serving on Ray.",
-        formatter_class=RichHelpFormatter,
-        allow_abbrev=False,
     )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=OneLineParser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_serve(commands)
     _add_status(commands)
     add_commands(commands)
     add_scale_commands(commands)
-    commands.add_parser("version", help="print the version", formatter_class=RichHelpFormatter)
+    commands.add_parser("version", help="print the version")
     return parser
 
 
@@ -64,8 +68,6 @@ def _add_serve(commands: Any) -> None:
         help="start a deployment and serve until stopped",
         description="Start a deployment and serve it until Ctrl-C or SIGTERM. "
         "Flags win over SHOAL_* environment variables (SHOAL_MAX_MODEL_LEN), those over the file, that over defaults.",
-        formatter_class=RichHelpFormatter,
-        allow_abbrev=False,
     )
     serve.add_argument("--config", type=Path, metavar="FILE", help="TOML or YAML file with knobs as keys")
     sections = {name: serve.add_argument_group(name, text) for name, text in GROUPS.items()}
@@ -89,8 +91,6 @@ def _add_status(commands: Any) -> None:
         "status",
         help="show the ranks of a running deployment",
         description="Show the ranks of a running deployment; without --url, of the one on this machine.",
-        formatter_class=RichHelpFormatter,
-        allow_abbrev=False,
     )
     add_address(status, "--api-key", "a key of the deployment; default: SHOAL_ADMIN_API_KEY or SHOAL_API_KEY")
     status.add_argument("--json", action="store_true", help="print the answer of /v1/cluster as it is")

@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich_argparse import RichHelpFormatter
 
 from engine.wire.errors import ShoalError
 from orchestrator.admin_commands import add_address
@@ -32,8 +31,6 @@ def add_scale_commands(commands: Any) -> None:
         usage="shoal scale [N|+K|-K] [OPTIONS]",
         help="change the number of ranks while the deployment serves",
         description="Change the number of ranks of a running deployment. Without --url, of the one on this machine.",
-        formatter_class=RichHelpFormatter,
-        allow_abbrev=False,
     )
     scale.add_argument("size", nargs="?", type=_size, metavar="N", help="ranks there shall be; +K or -K: more or fewer")
     what = "a rank that shall go; repeatable; with N ranks beyond that are replaced"
@@ -45,19 +42,17 @@ def add_scale_commands(commands: Any) -> None:
     )
     scale.add_argument("--cancel", metavar="ID", help="undo an operation that is not beyond its point of no return")
     scale.add_argument("--key", dest="idempotency_key", metavar="KEY", help="the same key never begins twice")
-    add_address(scale, "--admin-api-key", "the admin key; default: SHOAL_ADMIN_API_KEY")
+    add_address(scale)
     events = commands.add_parser(
         "events",
         help="print what happens to the ranks, line by line, until stopped",
         description="Follow a running deployment: ranks that come, go, die and come back, and scale operations.",
-        formatter_class=RichHelpFormatter,
-        allow_abbrev=False,
     )
     events.add_argument(
         "--after", type=int, metavar="NUMBER", help="begin behind this event; 0: all that are remembered"
     )
     events.add_argument("--json", action="store_true", help="one JSON object per line")
-    add_address(events, "--admin-api-key", "the admin key; default: SHOAL_ADMIN_API_KEY")
+    add_address(events)
 
 
 def run_scale(options: argparse.Namespace, environment: Mapping[str, str]) -> int:

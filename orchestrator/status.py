@@ -12,7 +12,7 @@ from rich.text import Text
 
 from engine.wire.errors import ShoalError
 from lb.views import EngineState
-from orchestrator.ask import ask, find_key, find_url
+from orchestrator.ask import Asker
 
 _TIMEOUT_S = 10.0
 _FILE_WIDTH = 140
@@ -35,14 +35,14 @@ def print_status(
     Raises:
         ShoalError: none or several were found, or it does not answer.
     """
-    url = (url or find_url(run_dir)).rstrip("/")
-    cluster = _ask(url, find_key(key, os.environ))
+    asker = Asker(url, run_dir, key, os.environ)
+    cluster = _ask(asker)
     ranks = cluster["ranks"]
     console = console or Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
     if as_json:
         console.print(json.dumps(cluster, indent=2), highlight=False, markup=False, soft_wrap=True)
     else:
-        console.print(make_table(url, ranks))
+        console.print(make_table(asker.url, ranks))
         for line in describe_group(cluster.get("group")):
             console.print(line)
         for line in describe_settings(cluster.get("settings", {})):
@@ -117,8 +117,8 @@ def _describe_state(rank: dict[str, Any]) -> Text:
     return Text(text, style=_STATE_STYLES.get(rank["state"], ""))
 
 
-def _ask(url: str, key: str | None) -> Any:
-    cluster = ask("GET", f"{url}/v1/cluster", key, _TIMEOUT_S)
+def _ask(asker: Asker) -> Any:
+    cluster = asker.ask("GET", "/v1/cluster", _TIMEOUT_S)
     if not isinstance(cluster, dict) or not isinstance(cluster.get("ranks"), list):
-        raise ShoalError(f"{url} does not answer like a deployment of Shoal: its /v1/cluster names no ranks")
+        raise ShoalError(f"{asker.url} does not answer like a deployment of Shoal: its /v1/cluster names no ranks")
     return cluster

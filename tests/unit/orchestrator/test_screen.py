@@ -121,7 +121,7 @@ def test_the_exit_status_says_whether_any_rank_is_ready(monkeypatch: pytest.Monk
 def test_another_service_at_the_url_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch, body: object) -> None:
     request = httpx.Request("GET", "http://x/v1/cluster")
     answer = httpx.Response(200, request=request, text=body if isinstance(body, str) else json.dumps(body))
-    monkeypatch.setattr(httpx, "get", lambda url, **options: answer)
+    monkeypatch.setattr(httpx, "request", lambda *_, **__: answer)
     with pytest.raises(ShoalError, match="does not answer like a deployment of Shoal: "):
         status.print_status("http://x", None, as_json=False)
 
