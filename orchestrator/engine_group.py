@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from client.tasks import log_failure
 from engine.config import EngineSpec
 from engine.wire.curve import WireSecurity
 from engine.wire.ids import ClientId, EngineId
@@ -314,9 +315,4 @@ class EngineGroup:
     def _begin_filling(self, rank: int, filling: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(filling, name=f"fill the seat of rank {rank}")
         self._refills[rank] = task
-        task.add_done_callback(_log_failure)
-
-
-def _log_failure(task: "asyncio.Task[None]") -> None:
-    if not task.cancelled() and task.exception() is not None:
-        _LOG.error("%s failed", task.get_name(), exc_info=task.exception())
+        task.add_done_callback(log_failure)
