@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from engine.wire.errors import ShoalError
 from orchestrator.admin_commands import add_address
+from orchestrator.name_ranks import name_ranks
 
 _TIMEOUT_S = 20.0
 _POLL_S = 0.1
@@ -141,9 +142,7 @@ def _wait(asker: Any, operation: dict[str, Any]) -> int:
 
 
 def _show(progress: Progress, bar: TaskID, operation: Mapping[str, Any]) -> None:
-    waits = (
-        f", waits for rank {', '.join(map(str, operation['blocking_ranks']))}" if operation["blocking_ranks"] else ""
-    )
+    waits = f", waits for {name_ranks(operation['blocking_ranks'])}" if operation["blocking_ranks"] else ""
     eta = f", about {operation['eta_s']:.0f} s left" if operation["eta_s"] else ""
     progress.update(bar, completed=operation["progress"], doing=f"{operation['phase']}{waits}{eta}")
 

@@ -13,6 +13,7 @@ from rich.text import Text
 from engine.wire.errors import ShoalError
 from lb.views import EngineState
 from orchestrator.ask import Asker
+from orchestrator.name_ranks import name_ranks
 
 _TIMEOUT_S = 10.0
 _FILE_WIDTH = 140
@@ -79,10 +80,10 @@ def describe_group(group: dict[str, Any] | None) -> list[Text]:
     """Return a line about the lockstep group, if there is one, and one about the membership that is being prepared."""
     if group is None:
         return []
-    lines = [Text(f"lockstep group: epoch {group['epoch']}, wave {group['wave']}, {_name(group['members'])}")]
+    lines = [Text(f"lockstep group: epoch {group['epoch']}, wave {group['wave']}, {name_ranks(group['members'])}")]
     if proposal := group["proposal"]:
         why = " because a rank died or is parked" if proposal["direct"] else ""
-        about = f"epoch {proposal['epoch']} is being prepared{why}: {_name(proposal['members'])}"
+        about = f"epoch {proposal['epoch']} is being prepared{why}: {name_ranks(proposal['members'])}"
         lines.append(Text(about, style="yellow"))
     return lines
 
@@ -106,10 +107,6 @@ def describe_api_servers(servers: list[dict[str, Any]]) -> Text:
         label = f"{server['index']} " + (f"(pid {server['pid']})" if server["pid"] else "is restarting")
         text.append(label + "  ", style="green" if server["pid"] else "red")
     return text
-
-
-def _name(ranks: list[int]) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
 
 
 def _describe_state(rank: dict[str, Any]) -> Text:

@@ -13,6 +13,7 @@ from engine.wire.messages import ClusterSettings
 from lb.views import EngineState
 from orchestrator.api.errors import AdminError, ApiError
 from orchestrator.api.in_force import ranks_behind, wait_in_force
+from orchestrator.api.polling import wait_until_none
 from orchestrator.api.rebalance import MembersClient, rebalance
 from orchestrator.control.client import ControlClient
 from orchestrator.control.messages import (
@@ -26,11 +27,11 @@ from orchestrator.control.messages import (
     Sleep,
     WakeUp,
 )
+from orchestrator.name_ranks import name_ranks
 
 _CALL_S = 10.0
 """The supervisor answers in milliseconds; who waits longer waits for one that hangs."""
 
-_DRAIN_PAUSE_S = 0.05
 _EXCLUSIVE_FIELDS = {Pause: "pause", Resume: "pause", Sleep: "sleep_level", WakeUp: "sleep_level"}
 
 
@@ -73,22 +74,20 @@ class Admin:
             ApiError: 504 names the ranks where it is not in force in time, and it stays wanted; 409 another call took
                 it back meanwhile.
         """
-        started_at = asyncio.get_running_loop().time()
+        deadline = asyncio.get_running_loop().time() + timeout_s
         settings = msgspec.convert(await self._control.call(change, min(timeout_s, _CALL_S)), ClusterSettings)
-        left_s = timeout_s - (asyncio.get_running_loop().time() - started_at)
         behind = await wait_in_force(
-            self._client.engine_views, settings, left_s, lambda: not self._is_superseded(change, settings)
+            self._client.engine_views, settings, deadline, lambda: not self._is_superseded(change, settings)
         )
         if self._is_superseded(change, settings):
             raise ApiError(409, "another admin call changed that meanwhile", code="superseded")
         if behind:
-            raise AdminError(
-                504,
-                f"not in force within {timeout_s:g} s on {_name(behind)}; it stays wanted, and comes into force there "
-                "as soon as it can",
-                {"settings_seq": settings.seq, "ranks_behind": behind},
-                code="not_in_force",
+            message = (
+                f"not in force within {timeout_s:g} s on {name_ranks(behind)}; it stays wanted, and comes into force "
+                "there as soon as it can"
             )
+            answer = {"settings_seq": settings.seq, "ranks_behind": behind}
+            raise AdminError(504, message, answer, code="not_in_force")
         return settings
 
     async def drain(self, rank: int, timeout_s: float) -> dict[str, Any]:
@@ -99,10 +98,8 @@ class Admin:
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         await self.change(Cordon(rank, is_on=True), timeout_s)
-        at_start = remaining = self._num_sequences(rank)
-        while remaining and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(_DRAIN_PAUSE_S)
-            remaining = self._num_sequences(rank)
+        at_start = self._num_sequences(rank)
+        remaining = await wait_until_none(lambda: self._num_sequences(rank), deadline)
         progress = {"rank": rank, "sequences_at_start": at_start, "sequences_left": remaining}
         if remaining:
             message = f"rank {rank} still has {remaining} of {at_start} sequences after {timeout_s:g} s; it is cordoned"
@@ -167,13 +164,10 @@ def _to_answer(method: str, error: UtilityError) -> ApiError:
         return ApiError(400, reasons[0].removeprefix(unknown), param="method", code="unknown_method")
     status = 504 if any(reason.startswith(NO_ANSWER) for reason in reasons) else 500
     answer = {"results": by_rank(error.results), "failures": by_rank(error.failures)}
-    return AdminError(status, f"{method} failed on {_name(sorted(error.failures))}", answer, code="partial_failure")
+    message = f"{method} failed on {name_ranks(sorted(error.failures))}"
+    return AdminError(status, message, answer, code="partial_failure")
 
 
 def by_rank(values: Mapping[int, Any]) -> dict[str, Any]:
     """Return values by rank as JSON has them."""
     return {str(rank): values[rank] for rank in sorted(values)}
-
-
-def _name(ranks: Sequence[int]) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"

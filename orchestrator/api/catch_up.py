@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 
 from engine.wire.messages import SeatState
 from lb.views import EngineState, EngineView
-
-_POLL_S = 0.02
+from orchestrator.api.polling import wait_until_none
 
 
 def any_is_loading(views: Sequence[EngineView]) -> bool:
@@ -23,10 +22,8 @@ async def wait_reaches_all(
     engine_views: Callable[[], Sequence[EngineView]], timeout_s: float, stop: asyncio.Event
 ) -> None:
     """Wait until every serving engine is reached, the time is over or ``stop`` is set."""
-    for _ in range(round(timeout_s / _POLL_S)):
-        if stop.is_set() or reaches_all(engine_views()):
-            return
-        await asyncio.sleep(_POLL_S)
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    await wait_until_none(lambda: not reaches_all(engine_views()), deadline, lambda: not stop.is_set())
 
 
 def _is_missing(view: EngineView) -> bool:

@@ -1,12 +1,10 @@
 """Waiting until what the operator wants is in force on every engine that lives."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 from engine.wire.messages import ClusterSettings, EnginePhase
 from lb.views import EngineState, EngineView
-
-_PAUSE_S = 0.02
+from orchestrator.api.polling import wait_until_none
 
 
 def ranks_behind(views: Sequence[EngineView], settings_seq: int) -> list[int]:
@@ -20,19 +18,14 @@ def ranks_behind(views: Sequence[EngineView], settings_seq: int) -> list[int]:
 async def wait_in_force(
     views: Callable[[], Sequence[EngineView]],
     settings: ClusterSettings,
-    timeout_s: float,
+    deadline: float,
     is_wanted: Callable[[], bool],
 ) -> list[int]:
-    """Wait until every living engine shows the settings; return the ranks that do not when the time is over.
+    """Wait until every living engine shows the settings; return the ranks that do not when it is too late.
 
-    is_wanted: false ends the wait early, with the ranks that are behind then.
+    deadline: by the loop's clock, seconds. is_wanted: false ends the wait early, with the ranks that are behind then.
     """
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    while (behind := ranks_behind(views(), settings.seq)) and is_wanted():
-        if asyncio.get_running_loop().time() >= deadline:
-            break
-        await asyncio.sleep(_PAUSE_S)  # reports come a few times a second, and nobody else waits for them
-    return behind
+    return await wait_until_none(lambda: ranks_behind(views(), settings.seq), deadline, is_wanted)
 
 
 def _is_dead_or_loading(view: EngineView) -> bool:

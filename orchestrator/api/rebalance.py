@@ -9,8 +9,8 @@ from lb.group_view import GroupView
 from lb.placement import num_moved
 from lb.views import EngineView
 from orchestrator.api.errors import AdminError, ApiError
-
-_PAUSE_S = 0.02
+from orchestrator.api.polling import wait_until_none
+from orchestrator.name_ranks import name_ranks
 
 
 class MembersClient(Protocol):
@@ -43,12 +43,12 @@ async def rebalance(
         raise ApiError(409, message, code="no_group")
     deadline = asyncio.get_running_loop().time() + timeout_s
     await wish(timeout_s)
-    while behind := members_behind(client.group_view(), client.engine_views(), before.epoch):
-        if asyncio.get_running_loop().time() >= deadline:
-            ranks = ", ".join(map(str, behind))
-            message = f"no new placement is in force within {timeout_s:g} s on rank {ranks}; it stays wanted"
-            raise AdminError(504, message, {"epoch": before.epoch, "ranks_behind": behind}, code="not_in_force")
-        await asyncio.sleep(_PAUSE_S)  # as for settings: reports come a few times a second
+    behind = await wait_until_none(
+        lambda: members_behind(client.group_view(), client.engine_views(), before.epoch), deadline
+    )
+    if behind:
+        message = f"no new placement is in force within {timeout_s:g} s on {name_ranks(behind)}; it stays wanted"
+        raise AdminError(504, message, {"epoch": before.epoch, "ranks_behind": behind}, code="not_in_force")
     after = client.group_view()
     assert after is not None, "nobody is behind a group"
     return {

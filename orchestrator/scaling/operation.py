@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orchestrator.name_ranks import name_ranks
 from orchestrator.scaling.errors import RefusalKind, ScaleRefusedError
 from orchestrator.scaling.facts import EngineStage, Facts, Order, Place, Verb
 from orchestrator.scaling.plan import ScalePlan, ScaleWish
@@ -176,7 +177,7 @@ class ScaleOperation:
             return []
         if step.goes_on_late:
             return self._next(now)
-        who = f" (rank {', '.join(map(str, self.blocking_ranks))})" if self.blocking_ranks else ""
+        who = f" ({name_ranks(self.blocking_ranks)})" if self.blocking_ranks else ""
         self._turn_back(Phase.FAILED, f"phase {step.phase} is not over after {step.limit_s:g} s{who}")
         return self._go_back(facts, now)
 

@@ -1,3 +1,4 @@
+import asyncio
 from typing import Any
 
 import pytest
@@ -43,6 +44,10 @@ def test_one_that_serves_but_has_not_shaken_hands_here_is_waited_for() -> None:
     assert ranks_behind([view(1, 2, EngineState.LOADING)], 3) == [1]
 
 
+def _in(seconds: float) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
 async def test_the_wait_ends_when_the_last_rank_shows_it() -> None:
     seen: list[int] = []
 
@@ -50,10 +55,10 @@ async def test_the_wait_ends_when_the_last_rank_shows_it() -> None:
         seen.append(len(seen))
         return [view(0, min(3, len(seen)))]
 
-    assert await wait_in_force(views, ClusterSettings(3), 10.0, lambda: True) == []
+    assert await wait_in_force(views, ClusterSettings(3), _in(10.0), lambda: True) == []
     assert len(seen) == 3
 
 
 @pytest.mark.parametrize(("timeout_s", "is_wanted"), [(0.0, True), (60.0, False)])
 async def test_the_wait_ends_with_its_time_or_when_nobody_wants_it(timeout_s: float, is_wanted: bool) -> None:
-    assert await wait_in_force(lambda: [view(7, 1)], ClusterSettings(2), timeout_s, lambda: is_wanted) == [7]
+    assert await wait_in_force(lambda: [view(7, 1)], ClusterSettings(2), _in(timeout_s), lambda: is_wanted) == [7]
