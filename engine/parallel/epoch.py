@@ -56,9 +56,8 @@ def prepare_epoch(
         GroupBrokenError: not everybody came. StartupError: the weights are not there.
     """
     index = membership.members.index(engine_id)
-    store_host, _, store_port = membership.store_address.rpartition(":")
     headers, rows = form_transports(
-        (store_host.strip("[]"), int(store_port)),
+        membership.store_address,
         f"{generation}/{membership.epoch}",
         index,
         len(membership.members),

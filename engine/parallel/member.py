@@ -41,8 +41,8 @@ class Member:
     Only a raised ``wave_started`` moves it from IDLE to RUNNING, only consensus in the exchange moves it back: other
     readings of the same words trap the group within a few events.
 
-    epoch: of the group it steps in; 0 outside. ready_epoch: of the group that it prepared last and still has, which may
-    be the one it steps in.
+    epoch: of the group it steps in; 0 outside. preparing: the newest attempt that was begun. ready_epoch: of the group
+    that it prepared last and still has, which may be the one it steps in.
     wave, step: where it stands; joiners adopt the highest. committed: the newest committed membership it has seen.
     peers: members of the group it steps in. max_epoch_seen: no epoch up to here may be used for another attempt.
     """
@@ -53,11 +53,11 @@ class Member:
         self._wave_seen = 0
         self._proposal: Membership | None = None
         self._is_direct = False
-        self._preparing = 0
         self._seats: Mapping[int, Seat] = {}
         self.peers: Sequence[EngineId] = ()
         self.stance = Stance.OUTSIDE
         self.epoch = 0
+        self.preparing = 0
         self.ready_epoch = 0
         self.max_epoch_seen = 0
         self.wave = 0
@@ -86,7 +86,7 @@ class Member:
 
     def on_preparing(self, epoch: int) -> None:
         """Note that the group of an epoch is being prepared. One that was ready and is not stepped in is let go."""
-        self._preparing = epoch
+        self.preparing = epoch
         self.ready_epoch = min(self.ready_epoch, self.epoch)
 
     def on_prepared(self, epoch: int) -> None:
@@ -145,7 +145,7 @@ class Member:
     def to_prepare(self) -> Membership | None:
         """Return the group to prepare now, beside the one that steps; None when nothing is wanted, or it was begun."""
         proposal = self._proposal
-        if proposal is None or self._engine_id not in proposal.members or proposal.epoch <= self._preparing:
+        if proposal is None or self._engine_id not in proposal.members or proposal.epoch <= self.preparing:
             return None
         return proposal
 

@@ -16,7 +16,7 @@ import torch.distributed as _distributed
 import zmq
 
 from engine.wire.errors import EngineError
-from engine.wire.sockets import bind, connect, make_socket, receive_nowait, send_nowait, tcp_endpoint
+from engine.wire.sockets import advertised, bind, connect, make_socket, receive_nowait, send_nowait, tcp_endpoint
 
 dist: Any = _distributed  # the library exports half of it without saying so
 
@@ -76,7 +76,7 @@ def _is_number(value: bytes) -> bool:
 
 
 class StoreServer:
-    """Serves a store in a thread of its own until ``close``. port: chosen by the system.
+    """Serves a store in a thread of its own until ``close``. endpoint: for peers, on a port the system chose.
 
     Raises:
         AddressError: the host is not this one's.
@@ -86,7 +86,7 @@ class StoreServer:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = make_socket(self._context, zmq.ROUTER)
         try:
-            self.port = int(bind(self._socket, tcp_endpoint(host)).rpartition(":")[2])
+            self.endpoint = advertised(bind(self._socket, tcp_endpoint(host)), host)
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -114,8 +114,8 @@ class StoreServer:
 class GroupStore(dist.Store):  # type: ignore[misc]  # see ``dist``
     """One member's way to a store. Its methods are called by torch's process groups, from one thread at a time."""
 
-    def __init__(self, address: tuple[str, int], timeout_s: float, must_leave: Callable[[], bool]) -> None:
-        """address: host and port of the server. timeout_s: for everything until ``close``, whatever torch asks for.
+    def __init__(self, endpoint: str, timeout_s: float, must_leave: Callable[[], bool]) -> None:
+        """endpoint: of the server. timeout_s: for everything until ``close``, whatever torch asks for.
 
         must_leave: asked every 20 ms while an answer is waited for.
         """
@@ -124,7 +124,7 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # see ``dist``
         self._must_leave = must_leave
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = make_socket(self._context, zmq.DEALER)
-        connect(self._socket, tcp_endpoint(*address))
+        connect(self._socket, endpoint)
 
     def set(self, key: str, value: bytes) -> None:
         """Store a value."""

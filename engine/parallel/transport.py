@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as _distributed
 
-from engine.parallel.store import GroupStore, StoreError, StoreServer
+from engine.parallel.store import GroupStore, StoreError
 from engine.wire.errors import EngineError
 
 dist: Any = _distributed  # half of what is used here the library exports without saying so
@@ -113,17 +113,8 @@ def _wait_on_device(group: Any, work: Any, must_leave: Callable[[], bool]) -> No
     work.wait(_POLL)  # raises what went wrong, and puts the current stream behind it
 
 
-def serve_store(host: str) -> StoreServer:
-    """Return a store that peers meet in, on a port the system chose (``store.port``).
-
-    Raises:
-        AddressError: the host is not this one's.
-    """
-    return StoreServer(host)
-
-
 def form_transports(
-    store_address: tuple[str, int],
+    store_endpoint: str,
     prefix: str,
     index: int,
     num_members: int,
@@ -136,12 +127,12 @@ def form_transports(
 
     Both have been used once, so what is returned works. May take until every member has come.
 
-    store_address: of the store all members name. prefix: names this attempt; never used twice.
+    store_endpoint: of the store all members name. prefix: names this attempt; never used twice.
 
     Raises:
         GroupBrokenError: not everybody came in time, somebody died, or the prefix was used before.
     """
-    store = GroupStore(store_address, _MEETING_TIMEOUT_S, must_leave)
+    store = GroupStore(store_endpoint, _MEETING_TIMEOUT_S, must_leave)
     try:
         groups = _form_groups(store, prefix, index, num_members, device, host)
         transports = tuple(TorchTransport(group, num_members, must_leave) for group in groups)

@@ -11,7 +11,8 @@ from engine.core.protocol import EngineCore
 from engine.parallel.epoch import EpochGroup, close_aside, prepare_epoch
 from engine.parallel.header import exchange_headers
 from engine.parallel.member import Member, Stance
-from engine.parallel.transport import GroupBrokenError, serve_store
+from engine.parallel.store import StoreServer
+from engine.parallel.transport import GroupBrokenError
 from engine.proc.member_line import MemberLine
 from engine.proc.own_address import own_address
 from engine.proc.proc import EngineCoreProc
@@ -45,7 +46,6 @@ class DPEngineCoreProc(EngineCoreProc):
         self._standby: EpochGroup | None = None
         self._parked_at = 0.0
         self._put_off: ClusterSettings | None = None  # settings that put to sleep, while others count on this rank
-        self._preparing = 0  # epoch of the newest attempt that was begun
         self._is_announced = False
 
     def _begin(self, core: EngineCore) -> None:
@@ -54,7 +54,7 @@ class DPEngineCoreProc(EngineCoreProc):
     def _loop(self, core: EngineCore) -> None:
         assert isinstance(core, LockstepCore), "a lockstep rank has a lockstep core"
         self._host = own_address(self._spec.report_endpoint)
-        self._store = serve_store(self._host)
+        self._store = StoreServer(self._host)
         try:
             self._serve_together(core)
         finally:
@@ -135,7 +135,6 @@ class DPEngineCoreProc(EngineCoreProc):
 
     def _prepare(self, runner: LockstepRunner, membership: Membership) -> None:
         """Begin to prepare a group beside the one in use; one prepared for an earlier attempt is dropped."""
-        self._preparing = membership.epoch
         self._member.on_preparing(membership.epoch)
         if self._standby is not None:
             close_aside(self._standby)
@@ -164,7 +163,7 @@ class DPEngineCoreProc(EngineCoreProc):
             line.post_prepared(epoch, group)
 
     def _on_prepared(self, epoch: int, group: EpochGroup | None) -> None:
-        if epoch != self._preparing:
+        if epoch != self._member.preparing:
             if group is not None:
                 close_aside(group)
         elif group is None:
@@ -234,7 +233,5 @@ class DPEngineCoreProc(EngineCoreProc):
 
     def _tell(self, core: LockstepCore) -> None:
         """Let the next report show where this rank stands."""
-        host, port = self._host, self._store.port
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         runner = core.lockstep_runner
-        self._line.publish(self._member, runner.num_experts, address, runner.expert_loads())
+        self._line.publish(self._member, runner.num_experts, self._store.endpoint, runner.expert_loads())

@@ -11,7 +11,7 @@ class Membership(Struct, array_like=True, frozen=True):
     """Members of the group at one epoch, in the order of their ranks.
 
     expert_placement: ascending expert ids of each member; empty for independent ranks.
-    store_address: ``host:port`` where the members of a lockstep group meet to connect; one of theirs.
+    store_address: endpoint where the members of a lockstep group meet to connect; one of theirs.
     held: expert ids each member holds already, for peers to hand over; empty when nobody can be asked.
     """
 
@@ -25,7 +25,7 @@ class Membership(Struct, array_like=True, frozen=True):
 class MemberStatus(Struct, array_like=True, frozen=True):
     """What a rank of a lockstep group says beside every engine's report.
 
-    num_experts: experts of each layer. store_address: where peers can meet (``host:port``).
+    num_experts: experts of each layer. store_address: endpoint where peers can meet.
     membership: the newest committed one it has seen. failed_epoch: the newest proposal that it could not prepare.
     expert_loads: how often its own tokens chose each expert, over all layers; only grows.
     num_empty_steps: steps it took part in without a token of its own; only grows.

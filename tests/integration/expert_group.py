@@ -14,7 +14,7 @@ from engine.core.native import NativeCore
 from engine.parallel.epoch import EpochGroup, prepare_epoch
 from engine.parallel.header import StepHeader, exchange_headers
 from engine.parallel.runner import ParallelRunner
-from engine.parallel.transport import serve_store
+from engine.parallel.store import StoreServer
 from engine.wire.control import Membership
 from engine.wire.ids import EngineId
 from lb.placement import place_experts
@@ -30,7 +30,7 @@ class ExpertGroup:
 
     def __init__(self, folder: Path, dtype: str = "float32") -> None:
         self._model = ModelConfig(model=str(folder), dtype=dtype, device="cpu")
-        self._store = serve_store(HOST)
+        self._store = StoreServer(HOST)
         self._is_over = threading.Event()
         self._epoch = 0
         self._groups: list[EpochGroup] = []
@@ -59,7 +59,7 @@ class ExpertGroup:
             self._epoch,
             [EngineId(rank, 1) for rank in ranks],
             placement,
-            f"{HOST}:{self._store.port}",
+            self._store.endpoint,
             held if ask_peers else [],
         )
 

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 import torch
 
-from engine.parallel.transport import Transport, form_transports, serve_store
+from engine.parallel.store import StoreServer
+from engine.parallel.transport import Transport, form_transports
 
 T = TypeVar("T")
 
@@ -21,15 +22,16 @@ class Company:
     def __init__(self, num_members: int) -> None:
         self.num_members = num_members
         self.is_over = threading.Event()
-        self._store = serve_store(HOST)
+        self._store = StoreServer(HOST)
 
     def meet(
         self, index: int, prefix: str = "1/1", must_leave: Callable[[], bool] | None = None
     ) -> tuple[Transport, Transport]:
         """Return a member's transports for headers and for rows."""
-        address = (HOST, self._store.port)
         leave = must_leave or self.is_over.is_set
-        return form_transports(address, prefix, index, self.num_members, torch.device("cpu"), leave, host=HOST)
+        return form_transports(
+            self._store.endpoint, prefix, index, self.num_members, torch.device("cpu"), leave, host=HOST
+        )
 
     def run(self, act: Callable[[int], T]) -> list[T]:
         """Let each member act in a thread of its own; return what each ends with. The company is over then."""

@@ -20,7 +20,7 @@ def server() -> Iterator[StoreServer]:
 
 
 def client(server: StoreServer, timeout_s: float = 30.0) -> GroupStore:
-    return GroupStore((HOST, server.port), timeout_s, lambda: False)
+    return GroupStore(server.endpoint, timeout_s, lambda: False)
 
 
 def test_what_one_sets_another_gets(server: StoreServer) -> None:
@@ -60,16 +60,15 @@ def test_nobody_sets_it_in_time(server: StoreServer) -> None:
 
 
 def test_a_server_that_is_not_there_is_no_wait_for_ever(server: StoreServer) -> None:
-    port = server.port
     server.close()
-    store = GroupStore((HOST, port), 0.05, lambda: False)
+    store = client(server, timeout_s=0.05)
     with pytest.raises(StoreError, match="in time"):
         store.set("a", b"")
     store.close()
 
 
 def test_who_is_told_to_leave_leaves(server: StoreServer) -> None:
-    store = GroupStore((HOST, server.port), 3600.0, lambda: True)
+    store = GroupStore(server.endpoint, 3600.0, lambda: True)
     with pytest.raises(StoreError, match="told to leave"):
         store.get("a")
     store.close()
@@ -112,7 +111,7 @@ def test_keys_are_bounded_and_the_oldest_goes() -> None:
 def test_a_stranger_does_not_end_the_server(server: StoreServer) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     stranger = context.socket(zmq.DEALER)
-    stranger.connect(f"tcp://{HOST}:{server.port}")
+    stranger.connect(server.endpoint)
     for frames in ([b""], [b"\xff" * 100] * 7, [b"get", b"\xff\xfe", b""], [b"set", b"k", b"x" * 100_000]):
         stranger.send_multipart(frames)
     stranger.send_multipart([b"set", b"k", b""])

@@ -159,4 +159,4 @@ def test_groups_of_two_epochs_do_not_meet() -> None:
 def test_who_cannot_reach_the_store_says_which_group_did_not_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MEETING_TIMEOUT_S", 0.05)
     with pytest.raises(GroupBrokenError, match="1/1 did not form: no answer"):
-        module.form_transports(("127.0.0.1", 9), "1/1", 0, 1, torch.device("cpu"), lambda: False, host="127.0.0.1")
+        module.form_transports("tcp://127.0.0.1:9", "1/1", 0, 1, torch.device("cpu"), lambda: False, host="127.0.0.1")
