@@ -20,22 +20,19 @@ def place_experts(
     Without replicas no other placement moves fewer; with them the copies that stay are chosen greedily.
 
     previous: what each member of the new group holds already, in the order of the members; empty for one that joins.
-    num_redundant: replicas beside the first copy of each expert, given to the experts with the most load.
+    num_redundant: replicas beside the first copy of each expert, given to the experts with the most load; more than the
+        members can hold are left out.
     loads: tokens each expert was chosen for; when given, members are evened out by load and not only by number, with
         as few moves as make a difference.
 
     Raises:
-        ValueError: there is no member, or more copies of an expert are asked for than there are members.
+        ValueError: there is no member.
     """
     num_members = len(previous)
     if num_members == 0:
         raise ValueError("a group has at least one member")
-    if num_redundant > num_experts * (num_members - 1):
-        raise ValueError(
-            f"num_redundant_experts={num_redundant}: {num_members} members cannot hold so many more of {num_experts}"
-        )
     weights = [max(0.0, load) for load in loads] if loads is not None else [1.0] * num_experts
-    copies = _copies(weights, num_redundant, num_members)
+    copies = _copies(weights, num_replicas(num_experts, num_members, num_redundant), num_members)
     shares = [weight / count for weight, count in zip(weights, copies, strict=True)]
     placer = _Placer(copies, shares, num_members)
     placer.keep(previous)
@@ -43,6 +40,11 @@ def place_experts(
     if loads is not None:
         placer.even_out()
     return [sorted(held) for held in placer.held]
+
+
+def num_replicas(num_experts: int, num_members: int, num_redundant: int) -> int:
+    """Return how many of ``num_redundant`` replicas so many members can hold: none holds an expert twice."""
+    return min(num_redundant, num_experts * (num_members - 1))
 
 
 def num_moved(previous: Sequence[Sequence[int]], placement: Placement) -> int:

@@ -42,12 +42,11 @@ def failures_told(config: ModelConfig) -> Iterator[None]:
 def most_rows(num_experts: int, parallel: ParallelConfig) -> int:
     """Return how many experts may lie in memory at a time: those of a group, and of the one that takes over from it.
 
-    The smallest group has the most. One member alone holds all of them and is never placed anew.
+    The smallest group has the most. One member alone holds all of them and is never placed anew; none holds any twice.
     """
 
     def share(num_members: int) -> int:
-        redundant = min(parallel.num_redundant_experts, num_experts * (num_members - 1))
-        return -(-(num_experts + redundant) // num_members)
+        return min(num_experts, -(-(num_experts + parallel.num_redundant_experts) // num_members))
 
     return share(parallel.min_members) + share(max(2, parallel.min_members))
 

@@ -6,14 +6,15 @@ own, because a successor may not have heard of the last attempts. Two ways lead 
 planned: everybody lives. Old and new members prepare while they serve; when all are ready the new membership is
     committed, and the members switch together at the end of a step.
 direct: a member died, or a member's group broke. The live members leave whatever they are in, prepare, and start anew
-    when it is committed. Replacements join afterwards, by the planned way.
+    when it is committed, with one copy of each expert. Replacements join and replicas are made afterwards, by the
+    planned way.
 """
 
 from collections.abc import Mapping
 
 from engine.wire.ids import EngineId
 from engine.wire.messages import EnginePhase, EngineReport, Membership, Seat, SeatState
-from lb.placement import place_experts
+from lb.placement import num_replicas, place_experts
 from lb.waves import Waves
 
 _LOADED = (EnginePhase.IDLE, EnginePhase.RUNNING, EnginePhase.PARKED)
@@ -148,7 +149,7 @@ class LockstepGroup:
         placement = place_experts(
             first.num_experts,
             held,
-            min(self._num_redundant, first.num_experts * (len(members) - 1)),
+            0 if direct else self._num_redundant,  # replicas take time to load, and nobody serves until all are ready
             self._expert_loads() if self._must_rebalance else None,
         )
         self._must_rebalance = False
@@ -163,8 +164,14 @@ class LockstepGroup:
         wanted = self._wanted()
         if len(wanted) < self._min_size or not self._is_settled():
             return
-        if wanted != self.committed.members or (self._must_rebalance and wanted):
+        if wanted != self.committed.members or (wanted and (self._must_rebalance or self._lacks_replicas())):
             self._propose(wanted, direct=False)
+
+    def _lacks_replicas(self) -> bool:
+        """Tell whether the committed group came about by the direct way, which makes none."""
+        placement = self.committed.expert_placement
+        num_experts = len(set().union(*placement))
+        return sum(map(len, placement)) < num_experts + num_replicas(num_experts, len(placement), self._num_redundant)
 
     def _wanted(self) -> list[EngineId]:
         """Return the engines that shall be members: loaded, and in a seat that is to stay.

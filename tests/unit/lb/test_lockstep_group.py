@@ -55,6 +55,9 @@ class Deployment:
         """Return epoch and ranks."""
         return self.group.committed.epoch, [member.rank for member in self.group.committed.members]
 
+    def num_copies(self) -> int:
+        return sum(map(len, self.group.committed.expert_placement))
+
     def prepare(self, *ranks: int) -> None:
         assert self.group.proposal is not None
         epoch = self.group.proposal.epoch
@@ -159,6 +162,30 @@ def test_a_death_calls_the_live_members(three: Deployment) -> None:
     three.prepare(0, 2)
     assert (three.committed(), three.group.direct) == ((2, [0, 2]), False)
     assert not three.update(), "parked, and about to step in what is committed"
+
+
+def test_survivors_serve_with_one_copy_of_each_expert_and_make_replicas_behind_that() -> None:
+    deployment = Deployment(3, num_redundant_experts=2)
+    deployment.form()
+    assert deployment.num_copies() == NUM_EXPERTS + 2
+    deployment.seat(1, SeatState.DEAD)
+    deployment.update()
+    deployment.prepare(0, 2)
+    assert (deployment.committed(), deployment.num_copies()) == ((2, [0, 2]), NUM_EXPERTS)
+    deployment.switch(0)
+    assert deployment.proposed() is None, "2 does not serve yet"
+    deployment.switch(2)
+    assert deployment.proposed() == (3, [0, 2], False)
+    deployment.prepare(0, 2)
+    deployment.switch(0, 2)
+    assert (deployment.committed(), deployment.num_copies()) == ((3, [0, 2]), NUM_EXPERTS + 2)
+    assert deployment.proposed() is None
+
+
+def test_a_member_alone_can_hold_no_replicas_and_wants_none() -> None:
+    deployment = Deployment(1, num_redundant_experts=2)
+    deployment.form()
+    assert (deployment.num_copies(), deployment.proposed()) == (NUM_EXPERTS, None)
 
 
 def test_a_further_death_voids_the_number(three: Deployment) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lb.placement import Placement, num_moved, place_experts
+from lb.placement import Placement, num_moved, num_replicas, place_experts
 
 _LOADS = st.floats(0, 1000, allow_nan=False)
 
@@ -58,9 +58,8 @@ def test_it_stays_so_through_any_history_of_joins_and_leaves(
             placement = [*placement, []]
         elif len(placement) > 1:
             placement = [held for member, held in enumerate(placement) if member != leaver % len(placement)]
-        replicas = min(num_redundant, num_experts * (len(placement) - 1))
-        placement = place_experts(num_experts, placement, replicas, loads if by_load else None)
-        assert_sound(placement, num_experts, replicas)
+        placement = place_experts(num_experts, placement, num_redundant, loads if by_load else None)
+        assert_sound(placement, num_experts, num_replicas(num_experts, len(placement), num_redundant))
 
 
 @given(groups())
@@ -150,6 +149,5 @@ def test_a_group_without_members_is_refused() -> None:
         place_experts(4, [])
 
 
-def test_more_replicas_than_members_can_hold_are_refused_by_the_name_of_the_knob() -> None:
-    with pytest.raises(ValueError, match="num_redundant_experts=5"):
-        place_experts(4, new_group(2), num_redundant=5)
+def test_more_replicas_than_members_can_hold_are_left_out() -> None:
+    assert place_experts(4, new_group(2), num_redundant=5) == [[0, 1, 2, 3], [0, 1, 2, 3]]
