@@ -125,16 +125,28 @@ class ExpertTable:
 class SharedExperts:
     """Computes experts together with the other members of a group, for one step after another.
 
-    sizes: tokens of each member in this step, set before each. loads: [num_experts], how often this rank's own tokens
-    chose each expert, over all layers; only grows.
+    loads: [num_experts] on the device, how often this rank's own tokens chose each expert, over all layers of the steps
+    that were ended; only grows.
     """
 
-    def __init__(self, transport: Transport, table: ExpertTable, index: int, num_experts: int) -> None:
-        self.sizes: Sequence[int] = ()
-        self.loads = torch.zeros(num_experts, dtype=torch.int64)
+    def __init__(
+        self, transport: Transport, table: ExpertTable, index: int, num_experts: int, device: torch.device
+    ) -> None:
+        self.loads = torch.zeros(num_experts, dtype=torch.int64, device=device)
+        self._step_loads = torch.zeros_like(self.loads)
+        self._sizes: Sequence[int] = ()
         self._transport = transport
         self._table = table
         self._index = index
+
+    def begin(self, sizes: Sequence[int]) -> None:
+        """Begin a step. sizes: tokens of each member. What a step counted that was begun and not ended is forgotten."""
+        self._sizes = sizes
+        self._step_loads.zero_()
+
+    def end(self) -> None:
+        """Let a step count: nothing broke it."""
+        self.loads += self._step_loads
 
     def compute(
         self, module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
@@ -144,14 +156,15 @@ class SharedExperts:
         Raises:
             GroupBrokenError: a member is gone.
         """
-        assert len(hidden) == self.sizes[self._index], "the headers said otherwise"
-        self.loads += torch.bincount(top_k_index.flatten(), minlength=len(self.loads)).cpu()
+        assert len(hidden) == self._sizes[self._index], "the headers said otherwise"
+        chosen = top_k_index.flatten().long()
+        self._step_loads.scatter_add_(0, chosen, torch.ones_like(chosen))  # bincount makes the host wait for a device
         num = self._transport.num_members
         rows = _pack(hidden, top_k_index, top_k_weights).repeat(num, 1)
-        everybody = self._transport.all_to_all(rows, [len(hidden)] * num, self.sizes)
+        everybody = self._transport.all_to_all(rows, [len(hidden)] * num, self._sizes)
         all_hidden, all_index, all_weights = _unpack(everybody, hidden, top_k_index, top_k_weights)
         mine = compute_rows(module, all_hidden, self._table.own_rows(all_index), all_weights)
-        parts = self._transport.all_to_all(mine.contiguous(), self.sizes, [len(hidden)] * num)
+        parts = self._transport.all_to_all(mine.contiguous(), self._sizes, [len(hidden)] * num)
         return _add_up(parts.view(num, *hidden.shape))
 
 

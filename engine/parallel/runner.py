@@ -69,7 +69,7 @@ class ParallelRunner:
         self._rows = self._no_rows()
         self._shared: SharedExperts | None = None
         self._asleep: tuple[int, ...] | None = None  # experts to get at the end of a sleep
-        self._loads = torch.zeros(self.num_experts, dtype=torch.int64)  # of the groups before
+        self._loads = torch.zeros(self.num_experts, dtype=torch.int64, device=self._device)  # of the groups before
 
     @property
     def limits(self) -> RunnerLimits:
@@ -106,7 +106,7 @@ class ParallelRunner:
         table = ExpertTable(placement, index, self.num_experts, self.device)
         if self._shared is not None:
             self._loads += self._shared.loads
-        self.install(rows, SharedExperts(transport, table, index, self.num_experts))
+        self.install(rows, SharedExperts(transport, table, index, self.num_experts, self.device))
 
     def load_rows(self, expert_ids: Sequence[int], peers: PeerRows | None = None) -> ExpertRows:
         """Return the rows of some experts: what is installed, else what peers give, else what the checkpoint holds.
@@ -144,12 +144,15 @@ class ParallelRunner:
             GroupBrokenError: a member is gone, or this one was told to leave.
         """
         assert self._shared is not None, "no group is installed"
-        self._shared.sizes = sizes
+        self._shared.begin(sizes)
+        samples: Sequence[Sample] = ()
         if plan.chunks:
-            return self._runner.run(plan)
-        with torch.inference_mode():
-            replay(self._calls, self._shared)
-        return ()
+            samples = self._runner.run(plan)
+        else:
+            with torch.inference_mode():
+                replay(self._calls, self._shared)
+        self._shared.end()
+        return samples
 
     def run(self, plan: StepPlan) -> Sequence[Sample]:
         """Run a step of a group of one."""

@@ -159,7 +159,7 @@ def test_a_member_that_often_has_no_tokens_enters_as_many_exchanges_as_the_other
 
     def act(index: int) -> list[int]:
         headers, rows = group.transports(index)
-        shared = SharedExperts(rows, ExpertTable(placement, index, 2, CPU), index, 2)
+        shared = SharedExperts(rows, ExpertTable(placement, index, 2, CPU), index, 2, CPU)
         recorder = CallRecorder()
         recorder.compute(layer, torch.zeros(1, 1), torch.zeros(1, 2, dtype=torch.int64), torch.ones(1, 2))
         calls: list[ExpertsCall] = recorder.calls
@@ -167,14 +167,15 @@ def test_a_member_that_often_has_no_tokens_enters_as_many_exchanges_as_the_other
             for step in range(NUM_STEPS):
                 num_tokens = step % 2 if index else 1  # the second member alternates
                 seen = exchange_headers(headers, StepHeader(1, 1, step, num_tokens, 1, 1, 0))
-                shared.sizes = [header.num_tokens for header in seen]
+                shared.begin([header.num_tokens for header in seen])
                 if num_tokens == 0:
                     replay(calls, shared)
-                    continue
-                mine = torch.full((num_tokens, 1), float(step + index))
-                both = torch.tensor([[0, 1]] * num_tokens)
-                given = shared.compute(layer, mine, both, torch.ones(num_tokens, 2))
-                assert torch.equal(given, 4 * mine), "one expert here and one there"
+                else:
+                    mine = torch.full((num_tokens, 1), float(step + index))
+                    both = torch.tensor([[0, 1]] * num_tokens)
+                    given = shared.compute(layer, mine, both, torch.ones(num_tokens, 2))
+                    assert torch.equal(given, 4 * mine), "one expert here and one there"
+                shared.end()
         headers.close()
         return shared.loads.tolist()
 
@@ -183,15 +184,26 @@ def test_a_member_that_often_has_no_tokens_enters_as_many_exchanges_as_the_other
     assert group.entered[0] == {"headers": NUM_STEPS, "rows": 2 * NUM_STEPS}
 
 
+def test_a_step_that_broke_and_is_taken_again_counts_once() -> None:
+    _, rows = FakeGroup(1).transports(0)
+    shared = SharedExperts(rows, ExpertTable([[0, 1]], 0, 2, CPU), 0, 2, CPU)
+    for is_whole in (False, True):
+        shared.begin([1])
+        shared.compute(_Doubler(), torch.ones(1, 1), torch.tensor([[1]]), torch.ones(1, 1))
+        if is_whole:
+            shared.end()
+    assert shared.loads.tolist() == [0, 1]
+
+
 def test_a_member_that_skips_its_empty_steps_is_found_out() -> None:
     """The fault that the test before this one is there for."""
     group = FakeGroup(2)
 
     def act(index: int) -> None:
         headers, rows = group.transports(index)
-        shared = SharedExperts(rows, ExpertTable([[0], [1]], index, 2, CPU), index, 2)
+        shared = SharedExperts(rows, ExpertTable([[0], [1]], index, 2, CPU), index, 2, CPU)
         seen = exchange_headers(headers, StepHeader(1, 1, 0, 1 - index, 1, 1, 0))
-        shared.sizes = [header.num_tokens for header in seen]
+        shared.begin([header.num_tokens for header in seen])
         if index == 0:
             shared.compute(_Doubler(), torch.ones(1, 1), torch.tensor([[0, 1]]), torch.ones(1, 2))
         headers.close()
