@@ -7,7 +7,7 @@ That step is no stable interface of transformers: nothing else in Shoal touches 
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from typing import Any
 
@@ -58,7 +58,7 @@ class ExpertCheckpoint:
         """Return the model with all its weights but those of the experts, which have no rows yet."""
         model = copy.deepcopy(self._empty)
         expert_names = set(_resize_experts(model, self.num_experts, 0))
-        self._fill(model, lambda name, tensor: _select(name, tensor, self._is_expert(model, name), ()))
+        self._fill(model, ())
         missing = {name for name, tensor in model.state_dict().items() if tensor.is_meta} - expert_names
         for name in expert_names:
             owner, _, parameter = name.rpartition(".")
@@ -82,7 +82,7 @@ class ExpertCheckpoint:
         names = _resize_experts(model, self.num_experts, len(owned))
         if owned:
             self._check_there(owned)
-            self._fill(model, lambda name, tensor: _select(name, tensor, self._is_expert(model, name), owned))
+            self._fill(model, owned)
         tensors: dict[str, dict[str, torch.Tensor]] = {}
         for name in names:
             owner, _, parameter = name.rpartition(".")
@@ -104,13 +104,14 @@ class ExpertCheckpoint:
             for expert in sorted(set(owned) - experts):
                 raise StartupError(f"{self._path} lacks expert {expert} of {layer}: its {parameter}")
 
-    def _is_expert(self, model: Any, name: str) -> bool:
-        return _ONE_EXPERT.search(name) is not None or name in _fused_names(model)
-
-    def _fill(self, model: Any, select: Any) -> None:
+    def _fill(self, model: Any, owned: Sequence[int]) -> None:
+        """Read weights into a model: those of the owned experts, or without any the dense ones."""
+        fused = _fused_names(model)
         with ExitStack() as stack:
             tensors = {
-                name: chosen for name, tensor in self._open(stack) if (chosen := select(name, tensor)) is not None
+                name: chosen
+                for name, tensor in self._open(stack)
+                if (chosen := _select(name, tensor, fused, owned)) is not None
             }
             mapping: Any = get_model_conversion_mapping(model)
             config = LoadStateDictConfig(weight_mapping=mapping, dtype=self._dtype, device_map={"": "cpu"})
@@ -196,13 +197,16 @@ def _fused_names(model: Any) -> set[str]:
     return {f"{owner}.{name}" for owner, module in find_experts(model).items() for name in module._parameters}
 
 
-def _select(name: str, tensor: Any, is_expert: bool, owned: Sequence[int]) -> Any | None:
-    """Return what of one checkpoint tensor is wanted: dense ones when no expert is, else the owned experts' part."""
-    if not is_expert:
+def _select(name: str, tensor: Any, fused: Set[str], owned: Sequence[int]) -> Any | None:
+    """Return what of one checkpoint tensor is wanted: dense ones when no expert is, else the owned experts' part.
+
+    fused: names of the tensors that hold all experts of a layer.
+    """
+    one = _ONE_EXPERT.search(name)
+    if one is None and name not in fused:
         return None if owned else tensor
     if not owned:
         return None
-    one = _ONE_EXPERT.search(name)
     if one is not None:
         return tensor if int(one.group(1)) in owned else None
     return torch.stack([tensor[expert] for expert in owned])
