@@ -14,11 +14,14 @@ class MoveConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     timeout_s: a sequence that no engine takes for this long ends with an error.
     resume_memory_bytes: what the client keeps to be able to move sequences: prompts and outputs. Beyond it the largest
         sequences are served on, but cannot be moved any more.
+    suspect_rest_s: a sequence whose engine died before it had a token of it waits so long for the next one. Engines
+        that die in the same moment are known to be gone by then, and are not taken for its doing.
     """
 
     tokens_in_flight: int = 16_384
     timeout_s: float = 120.0
     resume_memory_bytes: int = 1 << 30
+    suspect_rest_s: float = 0.3
 
 
 class ClientConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from client.answers import Answers
+from client.config import MoveConfig
 from client.core_client import EngineCoreClient
 from client.core_thread import NO_REPORT, Core, CoreThread
 from client.dispatcher import Dispatcher
@@ -66,7 +67,9 @@ class InprocClient(EngineCoreClient):
         self._utility_calls = UtilityCalls()
         self._answers = Answers(self._utility_calls)
         self._sender = _ThreadSender(self._threads)
-        self._dispatcher = Dispatcher(self._lines, RotatingPicker(self.client_id.index), self._sender, self._counts)
+        picker = RotatingPicker(self.client_id.index)
+        moves = MoveConfig(suspect_rest_s=0.0)  # engines of one process are never killed together and heard of singly
+        self._dispatcher = Dispatcher(self._lines, picker, self._sender, self._counts, moves)
         try:
             for rank in range(num_engines):
                 self._open(*make_core(EngineId(rank, 1)))

@@ -20,7 +20,8 @@ class MoveQueue:
     them at once, and one longer sequence only alone; the rest waits here until next tokens come.
 
     Suspects, which may have killed their last engine, come last, and no engine gets two of them at once: when one of
-    them does kill it, no innocent one is counted as having died twice in a row beside it.
+    them does kill it, no innocent one is counted as having died twice in a row beside it. Nor is one that was given to
+    an engine which had died together with its last one: before they go on, suspects rest.
     """
 
     def __init__(self, config: MoveConfig) -> None:
@@ -29,6 +30,7 @@ class MoveQueue:
         self._suspects: dict[InFlight, None] = {}
         self._tokens: Counter[EngineId] = Counter()
         self._busy_with: dict[EngineId, InFlight] = {}
+        self._now = float("-inf")
 
     def __len__(self) -> int:
         return len(self._trusted) + len(self._suspects)
@@ -59,7 +61,11 @@ class MoveQueue:
         self._suspects.pop(sequence, None)
 
     def expire(self, now: float) -> list[InFlight]:
-        """Return those that have waited too long; those that came since the last call begin to wait now."""
+        """Return those that have waited too long; those that came since the last call begin to wait now.
+
+        now: monotonic seconds; what a suspect still has to rest counts by it as well.
+        """
+        self._now = now
         expired = []
         for sequence in self:
             if sequence.waiting_since is None:
@@ -75,7 +81,7 @@ class MoveQueue:
         """
         for queue in (self._trusted, self._suspects):
             sequence = next(iter(queue), None)
-            if sequence is None:
+            if sequence is None or self._must_rest(sequence):
                 continue
             fitting = [ledger for ledger in candidates if self._has_room(ledger.engine_id, sequence)]
             if fitting:
@@ -98,6 +104,12 @@ class MoveQueue:
             del self._tokens[engine_id]
         if self._busy_with.get(engine_id) is sequence:
             del self._busy_with[engine_id]
+
+    def _must_rest(self, sequence: InFlight) -> bool:
+        rest_s = self._config.suspect_rest_s
+        if not sequence.is_suspect or not rest_s:
+            return False
+        return sequence.waiting_since is None or self._now - sequence.waiting_since < rest_s
 
     def _has_room(self, engine_id: EngineId, sequence: InFlight) -> bool:
         if sequence.is_suspect and engine_id in self._busy_with:

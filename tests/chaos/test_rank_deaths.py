@@ -1,6 +1,10 @@
 """Ranks are killed or frozen under 64 open streams, again and again: no stream is lost and none says anything else."""
 
+import asyncio
+import os
 import signal
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +12,16 @@ import pytest
 from tqdm import tqdm
 
 from tests.chaos.rounds import Fault, kill_engine, kill_shell, run_rounds, stop_engine
-from tests.chaos.streams import NUM_STREAMS, differences_within_margin, mixed_asks
-from tests.integration.serving import Deployment, deployment
+from tests.chaos.streams import (
+    NUM_STREAMS,
+    Ask,
+    Said,
+    ask_all,
+    differences,
+    differences_within_margin,
+    mixed_asks,
+)
+from tests.integration.serving import Deployment, deployment, eventually, rank_is, ranks_of
 from tests.integration.test_sampling import MODEL, SCHEMA, save_model
 
 SIM = ("--engine", "sim", "--data-parallel-size", "4", "--sim-step-ms", "10", "--stall-timeout", "3")
@@ -44,6 +56,30 @@ def test_thirty_rounds_of_local_ranks(fault: Fault, seed: int) -> None:
 
 
 @chaos
+@pytest.mark.timeout(600)
+def test_three_of_four_ranks_killed_in_the_same_moment_end_no_stream_that_had_no_token_yet() -> None:
+    asks = mixed_asks(NUM_STREAMS, 20)
+    with deployment(*LOCAL, "--max-restarts", "100", "--max-num-seqs", "2") as served:
+        url = served.wait_ready()
+        unbroken = asyncio.run(ask_all(url, asks))
+        for incarnation in range(2, 12):
+            wrong = differences(asks, unbroken, asyncio.run(_kill_while_most_wait(url, asks)))
+            assert not wrong, f"round {incarnation - 1}, {len(wrong)} differ:\n" + "\n".join(wrong[:5])
+            for rank in range(3):
+                eventually(partial(rank_is, url, rank, f"{rank}.{incarnation}"))
+        end(served)
+
+
+async def _kill_while_most_wait(url: str, asks: Sequence[Ask]) -> list[Said]:
+    pids = [ranks_of(url)[rank]["pid"] for rank in range(3)]
+    asked = asyncio.create_task(ask_all(url, asks))
+    await asyncio.to_thread(eventually, lambda: all(row["waiting"] for row in ranks_of(url).values()))
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    return await asked
+
+
+@chaos
 @pytest.mark.ray
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -56,7 +92,8 @@ def test_thirty_rounds_of_ranks_on_ray(seed: int) -> None:
 @chaos
 @pytest.mark.ray
 @pytest.mark.timeout(1800)
-def test_rounds_of_real_models_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seed", [4, 5, 6])
+def test_thirty_rounds_of_real_models_on_ray(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tqdm, "monitor_interval", 0)
     save_model(tmp_path / MODEL, poisoned=False)
     schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}
@@ -70,7 +107,7 @@ def test_rounds_of_real_models_on_ray(tmp_path: Path, monkeypatch: pytest.Monkey
             served,
             mixed_asks(NUM_STREAMS, 300, MODEL, extra),
             [kill_engine, kill_shell] * 5,
-            seed=4,
+            seed=seed,
             longest_wait_s=0.5,
             compare=differences_within_margin,
         )

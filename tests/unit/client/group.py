@@ -13,13 +13,18 @@ from tests.unit.client.builders import RecordingSender, make_batch, make_line
 
 
 class Group:
-    """What a client does around a dispatcher: lines come and go, and after each event it sends on and takes ends."""
+    """What a client does around a dispatcher: lines come and go, and after each event it sends on and takes ends.
+
+    config: default: suspects go on at once.
+    """
 
     def __init__(self, num_ranks: int, config: MoveConfig | None = None) -> None:
         self.counts: Counter[str] = Counter()
         self.sender = RecordingSender()
         self.lines: dict[EngineId, EngineLine] = {}
-        self.dispatcher = Dispatcher(self.lines, RotatingPicker(0), self.sender, self.counts, config)
+        self.dispatcher = Dispatcher(
+            self.lines, RotatingPicker(0), self.sender, self.counts, config or MoveConfig(suspect_rest_s=0.0)
+        )
         for rank in range(num_ranks):
             self.open(rank)
 

@@ -103,6 +103,20 @@ def test_two_deaths_in_a_row_before_a_token_end_a_sequence_with_an_error_that_sa
     assert (len(group.dispatcher.in_flight), group.counts["poison_ends"]) == (0, 1)
 
 
+def test_engines_that_die_in_the_same_moment_are_one_crash_of_a_sequence() -> None:
+    group = Group(4, MoveConfig(suspect_rest_s=0.3))
+    request = make_add(1)
+    group.dispatcher.place(request, 0)
+    for rank in range(3):  # their deaths become known one after another
+        assert group.close(group.lines[EngineId(rank, 1)]) == []
+        group.dispatcher.on_time(0.1 * rank)
+        assert group.settle() == []
+    group.dispatcher.on_time(0.3)
+    assert group.settle() == []
+    assert line_of(group, request).engine_id.rank == 3
+    assert request.attempt == 1
+
+
 def test_a_new_token_between_two_deaths_acquits_the_sequence() -> None:
     group = Group(4)
     request = make_add(1)
