@@ -6,6 +6,7 @@ read once per batch, each stream is told once per batch, counters are raised onc
 
 import logging
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 from engine.wire.errors import EngineError, InvalidRequestError, ShoalError
 from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, ErrorKind, FinishReason
@@ -19,6 +20,20 @@ SequenceName = tuple[int, int]
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
 _ERRORS = {ErrorKind.ENGINE: EngineError, ErrorKind.REQUEST: InvalidRequestError}
+
+
+@dataclass(slots=True)
+class _BatchWork:
+    """One message while it is applied.
+
+    rank: of its engine. now: monotonic seconds. orphans: sequences that ended here but not on their engine. gaps: time
+    of a sequence's last token -> single tokens that follow it; mostly it is one time for all.
+    """
+
+    rank: int
+    now: float
+    orphans: list[SequenceName] = field(default_factory=list)
+    gaps: defaultdict[float, int] = field(default_factory=lambda: defaultdict(int))
 
 
 class OutputProcessor:
@@ -54,11 +69,9 @@ class OutputProcessor:
 
         Returns the sequences that ended here but not on their engine, which has to be told.
         """
-        rank = batch.engine_id.rank
+        work = _BatchWork(batch.engine_id.rank, now)
         num_tokens = 0
         touched: dict[RequestStream, None] = {}
-        orphans: list[SequenceName] = []
-        gaps: defaultdict[float, int] = defaultdict(int)
         find = self._open.get
         for output in batch.outputs:
             found = find((output.request_id, output.sample_index))
@@ -66,30 +79,17 @@ class OutputProcessor:
                 self.num_unknown += 1
                 continue
             choice, stream = found
-            count = len(output.new_token_ids)
-            num_tokens += count
+            num_tokens += len(output.new_token_ids)
             touched[stream] = None
             try:
-                is_plain = choice.stop is None and choice.scores is None and choice.last_token_at
-                if is_plain and count == 1 and output.finish_reason is None:
-                    # the next token and nothing else, as nearly always
-                    gaps[choice.last_token_at] += 1
-                    choice.last_token_at = now
-                    choice.num_output_tokens += 1
-                    if choice.token_ids is not None:
-                        choice.token_ids += output.new_token_ids
-                    text = choice.detokenizer.feed(output.new_token_ids)
-                    if text:
-                        stream.add_text(choice, text)
-                else:
-                    self._apply(choice, stream, output, rank, now, orphans)
+                self._take(choice, stream, output, work)
             except Exception as error:  # one request's trouble must not end the loop of all others
                 logger.exception("request %d: its output could not be processed", output.request_id)
-                orphans += self.fail(stream, ShoalError(f"the output could not be processed: {error}"), now)
-        self._observe_batch(rank, num_tokens, gaps, now)
+                work.orphans += self.fail(stream, ShoalError(f"the output could not be processed: {error}"), now)
+        self._observe_batch(work, num_tokens)
         for stream in touched:
-            orphans += self._notify(stream, now)
-        return orphans
+            work.orphans += self._notify(stream, now)
+        return work.orphans
 
     def finish(self, stream: RequestStream, reason: str, now: float) -> list[SequenceName]:
         """End what is still open of a stream and tell its reader; return the sequences to abort on their engines."""
@@ -116,15 +116,22 @@ class OutputProcessor:
             self.fail(stream, error, now)
             self._notify(stream, now)
 
-    def _apply(
-        self,
-        choice: Choice,
-        stream: RequestStream,
-        output: EngineCoreOutput,
-        rank: int,
-        now: float,
-        orphans: list[SequenceName],
-    ) -> None:
+    def _take(self, choice: Choice, stream: RequestStream, output: EngineCoreOutput, work: _BatchWork) -> None:
+        is_plain = choice.stop is None and choice.scores is None and choice.last_token_at
+        if is_plain and len(output.new_token_ids) == 1 and output.finish_reason is None:
+            # the next token and nothing else, as nearly always
+            work.gaps[choice.last_token_at] += 1
+            choice.last_token_at = work.now
+            choice.num_output_tokens += 1
+            if choice.token_ids is not None:
+                choice.token_ids += output.new_token_ids
+            text = choice.detokenizer.feed(output.new_token_ids)
+            if text:
+                stream.add_text(choice, text)
+        else:
+            self._apply(choice, stream, output, work)
+
+    def _apply(self, choice: Choice, stream: RequestStream, output: EngineCoreOutput, work: _BatchWork) -> None:
         text = ""
         if choice.echo or choice.scores is not None:
             self._begin(choice, stream, output)
@@ -132,15 +139,15 @@ class OutputProcessor:
             choice.pooled = output.pooled
             choice.num_cached_tokens = output.num_cached_tokens
         if output.new_token_ids:
-            self._observe_tokens(choice, stream, output, rank, now)
+            self._observe_tokens(choice, stream, output, work)
             feed = choice.detokenizer.feed
             text = feed(output.new_token_ids) if choice.scores is None else choice.scores.feed(output, feed)
             if choice.stop is not None:
                 text, stopped = choice.stop.feed(text)
                 if stopped:
-                    self._end(choice, stream, text, "stop", now)
+                    self._end(choice, stream, text, "stop", work.now)
                     if output.finish_reason is None:
-                        orphans.append(choice.key)
+                        work.orphans.append(choice.key)
                     return
         if output.finish_reason is None:
             if text:
@@ -148,12 +155,12 @@ class OutputProcessor:
         elif output.finish_reason is FinishReason.ERROR:
             del self._open[choice.key]
             error = _ERRORS[output.error_kind](output.error or "the engine failed this request")
-            orphans += self.fail(stream, error, now)
-            self._observe_end(choice, stream, "error", now)
+            work.orphans += self.fail(stream, error, work.now)
+            self._observe_end(choice, stream, "error", work.now)
         elif output.finish_reason is not FinishReason.REROUTE:  # the client picks another engine for that one
             if choice.rank < 0:  # it ends without a token
-                choice.rank = rank
-            self._finish_from_engine(choice, stream, text, _REASONS[output.finish_reason], now)
+                choice.rank = work.rank
+            self._finish_from_engine(choice, stream, text, _REASONS[output.finish_reason], work.now)
 
     def _begin(self, choice: Choice, stream: RequestStream, output: EngineCoreOutput) -> None:
         """Let a prompt that begins the text out, and its log-probabilities, with the first output that is no error."""
@@ -195,16 +202,16 @@ class OutputProcessor:
             return self.fail(stream, ShoalError(f"the reply could not be written: {error}"), now)
         return []
 
-    def _observe_batch(self, rank: int, num_tokens: int, gaps: dict[float, int], now: float) -> None:
-        """Count a batch. gaps: time of the last batch -> single tokens that follow it; mostly it is one for all."""
+    def _observe_batch(self, work: _BatchWork, num_tokens: int) -> None:
         if num_tokens:
-            self._stats.on_tokens(rank, num_tokens)
-        for before, count in gaps.items():
-            self._stats.on_inter_token(rank, (now - before) * count, count)
+            self._stats.on_tokens(work.rank, num_tokens)
+        for before, count in work.gaps.items():
+            self._stats.on_inter_token(work.rank, (work.now - before) * count, count)
 
     def _observe_tokens(
-        self, choice: Choice, stream: RequestStream, output: EngineCoreOutput, rank: int, now: float
+        self, choice: Choice, stream: RequestStream, output: EngineCoreOutput, work: _BatchWork
     ) -> None:
+        rank, now = work.rank, work.now
         num_tokens = len(output.new_token_ids)
         choice.num_output_tokens += num_tokens
         if choice.token_ids is not None:
