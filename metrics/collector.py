@@ -63,7 +63,7 @@ _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[Totals], int]], ...] = (
     ("shoal_engine_steps", "Steps of the rank's engines", lambda totals: totals.num_steps),
     (
         "shoal_engine_prompt_tokens",
-        "Prompt tokens of sequences that got their first token from the rank, of all clients",
+        "Prompt tokens of sequences whose whole prompt the rank has computed, of all clients",
         lambda totals: totals.num_prompt_tokens,
     ),
     (
@@ -95,7 +95,7 @@ _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[Totals], int]], ...] = (
 
 _RANK_COUNTERS: tuple[tuple[str, str, Callable[[RankStats], int]], ...] = (
     ("shoal_picks", "Sequences sent to the rank", lambda stats: stats.num_picks),
-    ("shoal_prompt_tokens", "Prompt tokens of the rank's finished sequences", lambda stats: stats.num_prompt),
+    ("shoal_prompt_tokens", "Prompt tokens of ended sequences that the rank has read", lambda stats: stats.num_prompt),
     ("shoal_generation_tokens", "Output tokens received from the rank", lambda stats: stats.num_generated),
 )
 

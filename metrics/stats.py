@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from engine.wire.messages import FinishReason
 from metrics.cells import Cells, PrivateCells
 from metrics.histogram import Histogram
 
@@ -11,7 +10,8 @@ INTER_TOKEN_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.0
 REQUEST_BOUNDS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 480, 960, 1920)
 PROMPT_BOUNDS_TOKENS = tuple(4**power for power in range(1, 11))
 
-FINISH_REASONS = tuple(reason.name.lower() for reason in FinishReason if reason is not FinishReason.REROUTE)
+FINISH_REASONS = ("stop", "length", "abort", "reject", "error")
+"""Why a sequence has ended. reject: it cannot be served as it was asked, wherever; error: something broke."""
 
 MOVE_REASONS = ("death", "restart", "gap", "reroute", "planned")
 MOVE_FAILURES = ("poison", "timeout", "memory")
@@ -152,16 +152,15 @@ class ServingStats:
         """Observe ``num_tokens`` >= 1 tokens that came together, ``gap_s`` after the one before: a hot path."""
         self.ranks[rank].inter_token.observe(gap_s / num_tokens, num_tokens)
 
-    def on_finished(self, rank: int, reason: str, e2e_s: float, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """Count the end of a sequence.
+    def on_finished(self, rank: int, reason: str, e2e_s: float, num_prompt_tokens: int) -> None:
+        """Count the end of a sequence, whose output tokens were counted as they came.
 
-        Its output tokens were counted as they came. Without any, its prompt tokens do not count either: no engine is
-        known to have read them.
+        rank: -1 when it was not sent to any. num_prompt_tokens: those that an engine has read, 0 when none did.
         """
         self.finished.count(reason)
-        stats = self.ranks[rank]
-        stats.e2e.observe(e2e_s)
-        if num_output_tokens:
+        if rank >= 0:
+            stats = self.ranks[rank]
+            stats.e2e.observe(e2e_s)
             stats.on_prompt(num_prompt_tokens)
 
 

@@ -105,9 +105,10 @@ class OutputProcessor:
         """End a whole stream with an error, without telling its reader; return the sequences to abort."""
         names = [choice.key for choice in stream.choices if self._open.pop(choice.key, None) is not None]
         if stream.fail(error):
+            reason = "reject" if isinstance(error, InvalidRequestError) else "error"
             for choice in stream.choices:
                 if choice.key in names:
-                    self._observe_end(choice, stream, "error", now)
+                    self._observe_end(choice, stream, reason, now)
         return names
 
     def fail_all(self, error: ShoalError, now: float) -> None:
@@ -132,35 +133,33 @@ class OutputProcessor:
             self._apply(choice, stream, output, work)
 
     def _apply(self, choice: Choice, stream: RequestStream, output: EngineCoreOutput, work: _BatchWork) -> None:
-        text = ""
+        if choice.rank < 0:  # it answers before the sending has returned
+            choice.rank = work.rank
         if choice.echo or choice.scores is not None:
             self._begin(choice, stream, output)
-        if output.pooled is not None:
-            choice.pooled = output.pooled
-            choice.num_cached_tokens = output.num_cached_tokens
-        if output.new_token_ids:
-            self._observe_tokens(choice, stream, output, work)
-            feed = choice.detokenizer.feed
-            text = feed(output.new_token_ids) if choice.scores is None else choice.scores.feed(output, feed)
-            if choice.stop is not None:
-                text, stopped = choice.stop.feed(text)
-                if stopped:
-                    self._end(choice, stream, text, "stop", work.now)
-                    if output.finish_reason is None:
-                        work.orphans.append(choice.key)
-                    return
-        if output.finish_reason is None:
+        text, stopped = self._read_tokens(choice, stream, output, work) if output.new_token_ids else ("", False)
+        if stopped:
+            self._end(choice, stream, text, "stop", work.now)
+            if output.finish_reason is None:
+                work.orphans.append(choice.key)
+        elif output.finish_reason is None:
             if text:
                 stream.add_text(choice, text)
         elif output.finish_reason is FinishReason.ERROR:
-            del self._open[choice.key]
             error = _ERRORS[output.error_kind](output.error or "the engine failed this request")
-            work.orphans += self.fail(stream, error, work.now)
-            self._observe_end(choice, stream, "error", work.now)
+            names = self.fail(stream, error, work.now)
+            work.orphans += [name for name in names if name != choice.key]
         elif output.finish_reason is not FinishReason.REROUTE:  # the client picks another engine for that one
-            if choice.rank < 0:  # it ends without a token
-                choice.rank = work.rank
-            self._finish_from_engine(choice, stream, text, _REASONS[output.finish_reason], work.now)
+            self._finish_from_engine(choice, stream, output, text, work)
+
+    def _read_tokens(
+        self, choice: Choice, stream: RequestStream, output: EngineCoreOutput, work: _BatchWork
+    ) -> tuple[str, bool]:
+        """Return the text of new tokens that may go out, and whether a stop string ends with it."""
+        self._observe_tokens(choice, stream, output, work)
+        feed = choice.detokenizer.feed
+        text = feed(output.new_token_ids) if choice.scores is None else choice.scores.feed(output, feed)
+        return (text, False) if choice.stop is None else choice.stop.feed(text)
 
     def _begin(self, choice: Choice, stream: RequestStream, output: EngineCoreOutput) -> None:
         """Let a prompt that begins the text out, and its log-probabilities, with the first output that is no error."""
@@ -172,9 +171,17 @@ class OutputProcessor:
         if echo:
             stream.add_text(choice, echo)
 
-    def _finish_from_engine(self, choice: Choice, stream: RequestStream, text: str, reason: str, now: float) -> None:
+    def _finish_from_engine(
+        self, choice: Choice, stream: RequestStream, output: EngineCoreOutput, text: str, work: _BatchWork
+    ) -> None:
+        assert output.finish_reason is not None
+        choice.pooled = output.pooled
+        has_run = output.queue_time_s is not None and output.finish_reason is not FinishReason.ABORT
+        if has_run and not choice.is_prompt_read:  # and ends without a token: none was wanted, or it was a stop token
+            choice.is_prompt_read = True
+            choice.num_cached_tokens = output.num_cached_tokens
         rest, stopped = self._last_text(choice)
-        self._end(choice, stream, text + rest, "stop" if stopped else reason, now)
+        self._end(choice, stream, text + rest, "stop" if stopped else _REASONS[output.finish_reason], work.now)
 
     def _rest(self, choice: Choice) -> str:
         return self._last_text(choice)[0]
@@ -220,6 +227,7 @@ class OutputProcessor:
             self._stats.on_inter_token(rank, now - choice.last_token_at, num_tokens)
         else:
             choice.rank = rank
+            choice.is_prompt_read = True
             choice.first_token_at = now
             choice.queue_time_s = output.queue_time_s
             choice.num_cached_tokens = output.num_cached_tokens
@@ -227,6 +235,5 @@ class OutputProcessor:
         choice.last_token_at = now
 
     def _observe_end(self, choice: Choice, stream: RequestStream, reason: str, now: float) -> None:
-        self._stats.on_finished(
-            choice.rank, reason, now - stream.created_at, choice.num_prompt_tokens, choice.num_output_tokens
-        )
+        num_read = choice.num_prompt_tokens if choice.is_prompt_read else 0
+        self._stats.on_finished(choice.rank, reason, now - stream.created_at, num_read)

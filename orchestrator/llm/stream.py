@@ -20,7 +20,8 @@ class Choice:
     """One token stream of a request.
 
     index: the place of the choice in the reply. request_id, sample_index: its name in the engines.
-    rank: the engine that serves it. first_token_at, last_token_at: monotonic seconds, 0 before the first token.
+    rank: the engine that serves it; -1 until it is sent. is_prompt_read: an engine has computed its prompt.
+    first_token_at, last_token_at: monotonic seconds, 0 before the first token.
     queue_time_s: what its engine says it waited; None before the first token.
     token_ids: its tokens so far, where somebody wants them besides the text; else None.
     echo: text of the prompt that goes out before its own; empty once it has. scores: log-probabilities, if asked for.
@@ -46,6 +47,7 @@ class Choice:
     echo: str = ""
     scores: ChoiceScores | None = None
     pooled: Tensor | None = None
+    is_prompt_read: bool = False
 
     @property
     def key(self) -> tuple[int, int]:

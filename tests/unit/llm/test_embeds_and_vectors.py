@@ -34,6 +34,7 @@ def make_client(*features: str) -> ScriptedClient:
 def vector(client: ScriptedClient, index: int, value: Tensor) -> None:
     request = client.sent[index]
     output = EngineCoreOutput(request.request_id, 0, 0, 0, [], FinishReason.STOP, num_cached_tokens=index, pooled=value)
+    output.queue_time_s = 0.01  # as with whatever ends an attempt that has run
     client.outputs.put_nowait(EngineCoreOutputs(ENGINE, CLIENT, 1, 0, 0, [output]))
 
 

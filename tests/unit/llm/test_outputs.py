@@ -113,6 +113,36 @@ def test_an_error_says_whose_fault_it_is() -> None:
         assert type(stream.error) is expected
 
 
+def test_what_cannot_be_served_as_asked_counts_as_the_callers_not_as_an_error() -> None:
+    house = House()
+    house.open(num_choices=2)
+    output = say("", FinishReason.ERROR, error="a token that this model does not have")
+    output.error_kind = ErrorKind.REQUEST
+    assert house.feed(output) == [(1, 1)]
+    assert (house.stats.finished["reject"], house.stats.finished["error"]) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("finish", "queue_time_s", "num_prompt"),
+    [
+        (FinishReason.LENGTH, 0.01, 2),  # it was there for the scores of its prompt, or for a vector
+        (FinishReason.STOP, 0.01, 2),  # its first token was a stop token
+        (FinishReason.ABORT, 0.01, 0),  # in the middle of its prompt, maybe
+        (FinishReason.LENGTH, None, 0),  # nothing was wanted of it, so it never ran
+    ],
+)
+def test_a_prompt_counts_once_it_was_read_also_when_no_token_follows(
+    finish: FinishReason, queue_time_s: float | None, num_prompt: int
+) -> None:
+    house = House()
+    stream = house.open()
+    output = say("", finish)
+    output.queue_time_s, output.num_cached_tokens = queue_time_s, 1
+    house.feed(output)
+    assert house.stats.ranks[RANK].num_prompt == num_prompt
+    assert stream.num_cached_tokens == num_prompt // 2
+
+
 def test_an_error_ends_the_whole_request_once_and_frees_the_siblings() -> None:
     house = House()
     stream = house.open(num_choices=3)

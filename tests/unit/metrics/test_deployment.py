@@ -32,7 +32,7 @@ def serve(process: DeploymentStats, rank: int, num_tokens: int = 5, reason: str 
     process.stats.on_first_token(rank, 0.02, 0.001)
     process.stats.on_tokens(rank, num_tokens)
     process.stats.on_inter_token(rank, 0.01, num_tokens - 1)
-    process.stats.on_finished(rank, reason, 0.1, 10, num_tokens)
+    process.stats.on_finished(rank, reason, 0.1, 10)
 
 
 def scrape(process: DeploymentStats) -> dict[tuple[str, str], float]:

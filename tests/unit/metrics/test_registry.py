@@ -29,7 +29,7 @@ def busy_stats() -> ServingStats:
         stats.on_first_token(rank, 0.02, 0.001)
         stats.on_tokens(rank, 5)
         stats.on_inter_token(rank, 0.010, 4)
-        stats.on_finished(rank, "length", 0.5, 100, 5)
+        stats.on_finished(rank, "length", 0.5, 100)
     stats.on_rejected("429")
     return stats
 

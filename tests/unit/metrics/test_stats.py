@@ -25,11 +25,18 @@ def test_a_first_token_without_a_queue_time_observes_none() -> None:
 
 def test_prompt_tokens_count_once_an_engine_has_read_them() -> None:
     stats = ServingStats()
-    stats.on_finished(0, "stop", 1.0, num_prompt_tokens=10, num_output_tokens=3)
-    stats.on_finished(0, "abort", 0.1, num_prompt_tokens=10, num_output_tokens=0)
+    stats.on_finished(0, "stop", 1.0, num_prompt_tokens=10)
+    stats.on_finished(0, "abort", 0.1, num_prompt_tokens=0)
     assert stats.ranks[0].num_prompt == 10
     assert observations(stats, 0, "e2e") == 2
     assert (stats.finished["stop"], stats.finished["abort"], stats.finished["error"]) == (1, 1, 0)
+
+
+def test_what_was_sent_to_no_rank_counts_for_none() -> None:
+    stats = ServingStats()
+    stats.on_finished(-1, "abort", 0.1, num_prompt_tokens=0)
+    assert stats.finished["abort"] == 1
+    assert not stats.ranks
 
 
 def test_unforeseen_reasons_cannot_grow_the_label_set() -> None:
