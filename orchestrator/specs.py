@@ -73,25 +73,8 @@ def api_spec(
     control_endpoint: str | None = None,
 ) -> ApiSpec:
     """Return the spec of one life of an API process; the deadline of the start is the supervisor's to keep."""
-    request_bind, output_bind = wiring.chosen.of_client(client_id)
-    client = ClientConfig(
-        client_id=client_id,
-        report_endpoint=wiring.coordinator.report_endpoint,
-        state_endpoint=wiring.coordinator.state_endpoint,
-        request_bind=request_bind,
-        output_bind=output_bind,
-        build_id=build_id(),
-        config_hash=config_hash(engine),
-        security=wiring.security,
-        advertise_host=wiring.chosen.advertise_host,
-        moves=MoveConfig(
-            tokens_in_flight=-(-config.move_tokens_in_flight // config.api_server_count),  # the knob is a rank's
-            timeout_s=config.move_timeout,
-            resume_memory_bytes=int(config.resume_memory),
-        ),
-    )
     return ApiSpec(
-        client=client,
+        client=_client_config(config, engine, wiring, client_id),
         listen_fd=listener.fd,
         host=config.host,
         port=listener.port,
@@ -107,4 +90,24 @@ def api_spec(
         serve_config=msgspec.json.decode(config.model_dump_json(exclude=set(SECRET_KNOBS))),
         api_keys=tuple(key.get_secret_value() for key in config.api_key or ()),
         admin_api_key=None if config.admin_api_key is None else config.admin_api_key.get_secret_value(),
+    )
+
+
+def _client_config(config: ServeConfig, engine: EngineConfig, wiring: Wiring, client_id: ClientId) -> ClientConfig:
+    request_bind, output_bind = wiring.chosen.of_client(client_id)
+    return ClientConfig(
+        client_id=client_id,
+        report_endpoint=wiring.coordinator.report_endpoint,
+        state_endpoint=wiring.coordinator.state_endpoint,
+        request_bind=request_bind,
+        output_bind=output_bind,
+        build_id=build_id(),
+        config_hash=config_hash(engine),
+        security=wiring.security,
+        advertise_host=wiring.chosen.advertise_host,
+        moves=MoveConfig(
+            tokens_in_flight=-(-config.move_tokens_in_flight // config.api_server_count),  # the knob is a rank's
+            timeout_s=config.move_timeout,
+            resume_memory_bytes=int(config.resume_memory),
+        ),
     )

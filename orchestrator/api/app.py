@@ -72,18 +72,7 @@ def _add_state_routes(app: FastAPI, context: AppContext) -> None:
 
     @app.get("/v1/cluster")
     async def cluster() -> dict[str, Any]:
-        reading = context.read_stats()
-        return {
-            "object": "cluster",
-            "ranks": [describe_rank(view, reading) for view in context.llm.engine_views()],
-            "group": describe_group(context.group(), reading),
-            "pending_requests": sum(server.num_open for server in reading.servers),
-            "draining": context.admission.draining,
-            "settings": describe_settings(context.settings()),
-            "answered_by": context.index,
-            "api_servers": [describe_api_server(server) for server in reading.servers],
-            "statistics": context.llm.statistics(),
-        }
+        return _describe_cluster(context)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -94,6 +83,21 @@ def _add_state_routes(app: FastAPI, context: AppContext) -> None:
     async def version() -> dict[str, str]:
         number, _, wire = build_id().partition("+")
         return {"version": number, "wire": wire}
+
+
+def _describe_cluster(context: AppContext) -> dict[str, Any]:
+    reading = context.read_stats()
+    return {
+        "object": "cluster",
+        "ranks": [describe_rank(view, reading) for view in context.llm.engine_views()],
+        "group": describe_group(context.group(), reading),
+        "pending_requests": sum(server.num_open for server in reading.servers),
+        "draining": context.admission.draining,
+        "settings": describe_settings(context.settings()),
+        "answered_by": context.index,
+        "api_servers": [describe_api_server(server) for server in reading.servers],
+        "statistics": context.llm.statistics(),
+    }
 
 
 def _add_model_routes(app: FastAPI, context: AppContext) -> None:
