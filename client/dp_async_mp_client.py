@@ -162,6 +162,7 @@ class DPAsyncMPClient(AsyncMPClient):
     def _note_standing(self, line: EngineLine) -> None:
         """Write on a line what the newest state says of its engine."""
         line.leaving = self._is_leaving(line.engine_id)
+        line.dismissed = line.dismissed or line.engine_id in self._dismissed
         line.cordoned = line.engine_id.rank in self.settings.cordoned
         line.suspect = line.engine_id in self._suspects
 

@@ -123,8 +123,8 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
         super()._on_line_opened(line)
 
     def _on_line_closed(self, line: EngineLine, reason: str, *, restarted: bool) -> None:
-        """Let what the engine had go on elsewhere."""
-        gone = MoveReason.PLANNED if line.leaving else MoveReason.DEATH
+        """Let what the engine had go on elsewhere. One that was to leave and died before it was let go has died."""
+        gone = MoveReason.PLANNED if line.dismissed else MoveReason.DEATH
         why = MoveReason.RESTART if restarted else gone
         self._dispatcher.on_line_closed(line, f"engine {line.engine_id}: {reason}", why)
         self._answers.engines_changed.set()

@@ -17,7 +17,8 @@ class EngineLine:
     is kept as encoded frames and sent again, in order, when nothing moved for a second; the engine drops what it has.
 
     ready: its handshake. ledger: what this client has in flight on it.
-    leaving: it finishes what it has and takes nothing new. cordoned: the operator wants the same of its rank.
+    leaving: it finishes what it has and takes nothing new. dismissed: it was asked to end, which nobody takes back.
+    cordoned: the operator wants of its rank that it takes nothing new.
     suspect: the coordinator sees no sign of progress. blocked: its pipe refused a message a moment ago.
     """
 
@@ -31,6 +32,7 @@ class EngineLine:
         "applied",
         "blocked",
         "cordoned",
+        "dismissed",
         "engine_id",
         "identity",
         "leaving",
@@ -45,6 +47,7 @@ class EngineLine:
         self.ready = ready
         self.ledger = EngineLedger(ready.engine_id)
         self.leaving = False
+        self.dismissed = False
         self.cordoned = False
         self.suspect = False
         self.blocked = False

@@ -67,6 +67,21 @@ async def test_a_draining_rank_gets_nothing_new_and_a_vacating_one_gives_up_what
         assert client.statistics()["moves_planned"] == 1
 
 
+@pytest.mark.parametrize(("is_dismissed", "why"), [(False, "moves_death"), (True, "moves_planned")])
+async def test_a_rank_that_dies_while_it_drains_has_died_unless_it_was_let_go(is_dismissed: bool, why: str) -> None:
+    async with puppet_client(2) as (client, group, (first, second)):
+        await client.add_request_async(make_request(client), data_parallel_rank=0)
+        await first.next_message()
+        dismissed = [E0] if is_dismissed else []
+        group.publish_group(
+            Seat(E0, SeatState.LEAVING, is_draining=True), Seat(E1, SeatState.ALIVE), dismissed=dismissed
+        )
+        await eventually(lambda: client.statistics()["candidates"] == 1)
+        group.publish_group(Seat(E0, SeatState.DEAD, "killed by SIGKILL"), Seat(E1, SeatState.ALIVE))
+        await second.next_message()
+        assert client.statistics()[why] == 1
+
+
 async def test_last_words_move_what_the_engine_had_behind_its_last_token() -> None:
     async with puppet_client(2) as (client, _, (first, second)):
         requests = [make_request(client) for _ in range(2)]
