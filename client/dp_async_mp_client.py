@@ -52,7 +52,7 @@ class DPAsyncMPClient(AsyncMPClient):
         self.eep_scaling_cache: dict[EngineId, Any] = {}
         self._seats: dict[int, Seat] = {}
         self._dismissed: frozenset[EngineId] = frozenset()
-        self._suspects: frozenset[EngineId] = frozenset()
+        self._suspects: dict[EngineId, str] = {}
         self._reports: dict[EngineId, EngineReport] = {}
         self._group_state: GroupState | None = None
         self._totals = RankTotals() if totals is None else totals
@@ -133,7 +133,7 @@ class DPAsyncMPClient(AsyncMPClient):
                 self.on_settings(state.settings)
         self._seats = seats_by_rank(state.seats)
         self._dismissed = frozenset(state.dismissed)
-        self._suspects = frozenset(suspect.engine_id for suspect in state.suspects)
+        self._suspects = {suspect.engine_id: suspect.reason for suspect in state.suspects}
         for engine_id, reason in self._deaths():
             self._arrivals.put(Death(engine_id, reason))
         for line in self._lines.values():

@@ -101,7 +101,14 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
     def engine_views(self) -> list[EngineView]:
         """Return what is known of every engine, one per rank, in the order of the ranks."""
         return make_views(
-            self._lines, self._reports, self._seats, self._gone, self._refused, self.num_clients, self._totals
+            self._lines,
+            self._reports,
+            self._seats,
+            self._gone,
+            self._refused,
+            self._suspects,
+            num_clients=self.num_clients,
+            totals=self._totals,
         )
 
     def statistics(self) -> dict[str, int]:

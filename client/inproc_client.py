@@ -126,7 +126,7 @@ class InprocClient(EngineCoreClient):
 
     def engine_views(self) -> list[EngineView]:
         """Return what is known of every engine, in the order of the ranks."""
-        return make_views(self._lines, {}, {}, self._gone, {}, num_clients=1, totals=RankTotals())
+        return make_views(self._lines, {}, {}, self._gone, {}, {}, num_clients=1, totals=RankTotals())
 
     def statistics(self) -> dict[str, int]:
         """Return counters since the start and sizes of what is held now."""

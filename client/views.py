@@ -15,11 +15,13 @@ def make_views(
     seats: Mapping[int, Seat],
     gone: Mapping[EngineId, str],
     refused: Mapping[EngineId, str],
+    suspects: Mapping[EngineId, str],
     num_clients: int,
     totals: RankTotals,
 ) -> list[EngineView]:
     """Return one view per rank, of its newest incarnation, in the order of the ranks.
 
+    gone, refused, suspects: why each engine is that.
     Once the seats are known, a rank without a seat and without a line was removed and is not shown.
     """
     shown = [*lines, *(seat.engine_id for seat in seats.values())]
@@ -34,7 +36,7 @@ def make_views(
             EngineView(
                 engine_id=engine_id,
                 state=_state(line, is_gone=engine_id in gone),
-                reason=gone.get(engine_id) or refused.get(engine_id, ""),
+                reason=gone.get(engine_id) or suspects.get(engine_id) or refused.get(engine_id, ""),
                 report=reports.get(engine_id),
                 ready=line.ready if line else None,
                 seat=seat if seat is not None and seat.engine_id == engine_id else None,
@@ -59,4 +61,6 @@ def _state(line: EngineLine | None, *, is_gone: bool) -> EngineState:
         return EngineState.DEAD
     if line is None:
         return EngineState.LOADING
-    return EngineState.LEAVING if line.leaving else EngineState.READY
+    if line.leaving:
+        return EngineState.LEAVING
+    return EngineState.SUSPECT if line.suspect else EngineState.READY

@@ -11,11 +11,13 @@ from lb.totals import NOTHING_COUNTED, Totals
 class EngineState(StrEnum):
     """Where an engine stands for one client.
 
-    LOADING: no handshake yet. READY: takes requests. LEAVING: finishes what it has. DEAD: gone, and not replaced yet.
+    LOADING: no handshake yet. READY: takes requests. SUSPECT: gives no sign of progress, so it gets no new ones.
+    LEAVING: finishes what it has. DEAD: gone, and not replaced yet.
     """
 
     LOADING = "loading"
     READY = "ready"
+    SUSPECT = "suspect"
     LEAVING = "leaving"
     DEAD = "dead"
 
@@ -24,7 +26,7 @@ class EngineState(StrEnum):
 class EngineView:
     """One engine as one client sees it at one moment.
 
-    reason: why it is dead or refused, else empty.
+    reason: why it is dead, suspect or refused, else empty.
     report: its last report in the snapshot. ready: its handshake. seat: what the supervisor says. None: not heard yet.
     num_in_flight: this client's unfinished sequences on it. load_score: what picks compare. num_picks: since it came.
     totals: what the rank's engines have counted, over all its incarnations.

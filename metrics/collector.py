@@ -24,7 +24,7 @@ _API_SERVER = ["api_server"]
 _RANK_GAUGES: tuple[tuple[str, str, Callable[[EngineView], float]], ...] = (
     (
         "shoal_engine_up",
-        "1 when the rank takes requests, 0 while it loads or leaves",
+        "1 when the rank takes requests, 0 while it loads, leaves or gives no sign of progress",
         lambda view: view.state is EngineState.READY,
     ),
     (

@@ -21,6 +21,7 @@ _STATE_STYLES = {
     EngineState.READY: "green",
     EngineState.LOADING: "yellow",
     EngineState.LEAVING: "yellow",
+    EngineState.SUSPECT: "magenta",
     EngineState.DEAD: "red",
 }
 

@@ -187,7 +187,7 @@ class ApiServer:
     async def _list_reached(self, _: ListReached) -> list[EngineId]:
         """Return the engines that can be sent to."""
         views = self._client.engine_views()
-        return [view.engine_id for view in views if view.state in (EngineState.READY, EngineState.LEAVING)]
+        return [view.engine_id for view in views if view.state not in (EngineState.LOADING, EngineState.DEAD)]
 
     async def _abort_requests(self, operation: AbortRequests) -> list[str]:
         """End what this process has of these requests; return the names it knew."""

@@ -135,6 +135,8 @@ async def test_suspect_and_cordoned_engines_get_nothing_new_and_keep_what_they_h
         suspect = Suspect(E0, False, "silent for 1.0 s", 1.0)
         group.publish_group(*seats, suspects=[suspect], settings=ClusterSettings(seq=1, cordoned=[1]))
         await eventually(lambda: client.statistics()["candidates"] == 1)
+        assert [view.state for view in client.engine_views()] == ["suspect", "ready", "ready"]
+        assert client.engine_views()[0].reason == "silent for 1.0 s"
         assert {await client.add_request_async(make_request(client)) for _ in range(3)} == {third.engine_id}
         with pytest.raises(OverloadedError):
             await client.add_request_async(make_request(client), data_parallel_rank=0)

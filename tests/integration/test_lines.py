@@ -65,7 +65,7 @@ def test_a_stranger_gets_nothing_and_disturbs_nobody(secured: Deployment) -> Non
     assert not any(socket.poll(0) for socket in (*subscribers, *talkers))
     context.destroy(linger=0)
     assert secured.stderr.count("refused a peer") == len(lines), "once per line"
-    assert {rank["state"] for rank in ranks_of(url).values()} == {"ready"}
+    eventually(lambda: {rank["state"] for rank in ranks_of(url).values()} == {"ready"})
 
 
 def test_keys_are_in_no_argument_no_environment_no_file_and_no_log(secured: Deployment) -> None:

@@ -244,7 +244,7 @@ def test_a_dead_coordinator_is_replaced_with_a_higher_generation_while_requests_
         eventually(lambda: "starting generation 2" in served.stderr)
         eventually(lambda: any(child.pid != first.pid for child in served.processes("lb.coordinator")))
         assert [chat(url) for _ in range(4)] == ["length"] * 4
-        assert {rank["state"] for rank in ranks_of(url).values()} == {"ready"}
+        eventually(lambda: {rank["state"] for rank in ranks_of(url).values()} == {"ready"})
         served.send_signal(signal.SIGTERM)
         assert served.wait_exit() == 0, served.stderr
         served.assert_nothing_left()

@@ -11,7 +11,7 @@ E0 = EngineId(0, 1)
 
 
 def _views(**known: object) -> list[EngineView]:
-    parts: dict[str, object] = {"lines": {}, "reports": {}, "seats": {}, "gone": {}, "refused": {}}
+    parts: dict[str, object] = {"lines": {}, "reports": {}, "seats": {}, "gone": {}, "refused": {}, "suspects": {}}
     parts |= {"num_clients": 1, "totals": RankTotals()}
     return make_views(**(parts | known))  # type: ignore[arg-type]
 
@@ -33,6 +33,17 @@ def test_a_ready_engine_shows_what_this_client_has_on_it() -> None:
     assert view.ready == line.ready
     line.leaving = True
     assert _views(lines={E0: line})[0].state == "leaving"
+
+
+def test_an_engine_without_a_sign_of_progress_is_suspect_and_says_why_unless_it_leaves() -> None:
+    line = make_line()
+    line.suspect = True
+    suspects = {E0: "no step for 3.0 s (behind step 8)"}
+    (view,) = _views(lines={E0: line}, suspects=suspects)
+    assert (view.state, view.reason) == ("suspect", "no step for 3.0 s (behind step 8)")
+    line.leaving = True
+    assert _views(lines={E0: line}, suspects=suspects)[0].state == "leaving"
+    assert _views(lines={}, gone={E0: "exit code 1"}, suspects=suspects)[0].reason == "exit code 1"
 
 
 def test_a_dead_engine_keeps_its_reason_until_its_seat_is_refilled() -> None:

@@ -115,6 +115,13 @@ def test_a_dead_rank_loses_every_series_and_is_counted_as_dead() -> None:
     assert samples["shoal_engines", "state=ready"] == 1
 
 
+def test_a_suspect_rank_keeps_its_series_but_is_not_up() -> None:
+    samples = samples_of(registry_of(busy_stats(), [view(0), view(1, state=EngineState.SUSPECT)]))
+    assert samples["shoal_engines", "state=suspect"] == samples["shoal_engines", "state=ready"] == 1
+    assert (samples["shoal_engine_up", "engine=0"], samples["shoal_engine_up", "engine=1"]) == (1, 0)
+    assert ("shoal_picks_total", "engine=1") in samples
+
+
 def test_a_removed_rank_is_gone_and_counters_go_on_when_it_comes_back() -> None:
     stats = busy_stats()
     views = [view(0), view(1)]
