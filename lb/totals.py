@@ -22,16 +22,20 @@ class Totals(NamedTuple):
     num_prefix_query_tokens: int = 0
     num_prefix_hit_tokens: int = 0
     num_empty_steps: int = 0
+    collective_s: float = 0.0
 
     @classmethod
     def of(cls, report: EngineReport) -> "Totals":
         """Return the counters of one engine: those of its load, and what a lockstep rank adds."""
-        num_empty_steps = 0 if report.member is None else report.member.num_empty_steps
-        return cls(*[*(getattr(report.load, name) for name in cls._fields[:-1]), num_empty_steps])
+        member = report.member
+        of_member = (0, 0.0) if member is None else (member.num_empty_steps, member.collective_s)
+        return cls._make([*(getattr(report.load, name) for name in cls._fields[:-2]), *of_member])
 
-    def plus(self, other: "Totals") -> "Totals":
-        """Return the sums."""
-        return Totals(*(mine + others for mine, others in zip(self, other, strict=True)))
+    @classmethod
+    def recorded(cls, counted: Sequence[float]) -> "Totals":
+        """Return what a record says, see ``totals_in``: in it all are floats."""
+        *numbers, collective_s = counted
+        return cls._make([*map(int, numbers), collective_s])
 
 
 NOTHING_COUNTED = Totals()
@@ -48,9 +52,9 @@ def num_cells(num_counters: int) -> int:
     return 1 + 2 * num_counters
 
 
-def totals_in(record: Record) -> list[int]:
+def totals_in(record: Record) -> list[float]:
     """Return the totals that a record tells of."""
-    return [int(count) for count in record[_TOTALS : _TOTALS + _num_counters(record)]]
+    return list(record[_TOTALS : _TOTALS + _num_counters(record)])
 
 
 class RankTotals:
@@ -80,16 +84,16 @@ class RankTotals:
     def of_rank(self, rank: int) -> Totals:
         """Return the sums over all incarnations of a rank; zeros when it has never reported."""
         record = self._records.get(f"{RANKS}{rank}")
-        return NOTHING_COUNTED if record is None else Totals(*totals_in(record))
+        return NOTHING_COUNTED if record is None else Totals.recorded(totals_in(record))
 
-    def _count(self, kind: str, report: EngineReport, counted: Sequence[int]) -> None:
+    def _count(self, kind: str, report: EngineReport, counted: Sequence[float]) -> None:
         name = f"{kind}{report.engine_id.rank}"
         if name not in self._records:
             self._records[name] = self._make_record(name, num_cells(len(counted)))
         _advance(self._records[name], report.engine_id.incarnation, counted)
 
 
-def _advance(record: Record, incarnation: int, counted: Sequence[int]) -> None:
+def _advance(record: Record, incarnation: int, counted: Sequence[float]) -> None:
     if incarnation < record[_INCARNATION]:
         return
     bases = _TOTALS + _num_counters(record)

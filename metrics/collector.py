@@ -59,7 +59,7 @@ _RANK_GAUGES: tuple[tuple[str, str, Callable[[EngineView], float]], ...] = (
     ),
 )
 
-_ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[Totals], int]], ...] = (
+_ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[Totals], float]], ...] = (
     ("shoal_engine_steps", "Steps of the rank's engines", lambda totals: totals.num_steps),
     (
         "shoal_engine_prompt_tokens",
@@ -90,6 +90,11 @@ _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[Totals], int]], ...] = (
         "shoal_engine_empty_steps",
         "Steps that a rank of a lockstep group took part in without a token of its own",
         lambda totals: totals.num_empty_steps,
+    ),
+    (
+        "shoal_engine_collective_seconds",
+        "Time that a rank of a lockstep group spent inside the collectives of its steps, waiting for peers included",
+        lambda totals: totals.collective_s,
     ),
 )
 

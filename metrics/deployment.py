@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lb.totals import EXPERTS, NOTHING_COUNTED, RANKS, Totals, totals_in
@@ -101,10 +101,10 @@ class DeploymentStats:
         now = time.monotonic()
         return DeploymentReading(
             stats=ServingStats(PrivateCells(add_up(readings))),
-            totals={rank: Totals(*counts) for rank, counts in _largest_totals(readings, RANKS).items()},
+            totals={rank: Totals.recorded(counts) for rank, counts in _largest_totals(readings, RANKS).items()},
             in_flight={rank: int(numbers[0]) for rank, numbers in _by_rank(add_up(live), _IN_FLIGHT)},
             servers=[_view(row, reading, now) for row, reading in zip(self._rows, readings, strict=True)],
-            expert_tokens=[sum(counts) for counts in zip(*_largest_totals(readings, EXPERTS).values(), strict=False)],
+            expert_tokens=_sums(_largest_totals(readings, EXPERTS).values()),
         )
 
     def _enter(self, incarnation: int) -> None:
@@ -123,14 +123,18 @@ def _read_private(cells: PrivateCells | SharedCells) -> Reading:
     return {name: list(cells.run(name, 0)) for name in cells.names()}
 
 
-def _largest_totals(readings: Sequence[Reading], kind: str) -> dict[int, list[int]]:
+def _largest_totals(readings: Sequence[Reading], kind: str) -> dict[int, list[float]]:
     """Return rank -> counts of its engines. Every process keeps the whole count, so the furthest one is the count."""
-    largest: dict[int, list[int]] = {}
+    largest: dict[int, list[float]] = {}
     for reading in readings:
         for rank, record in _by_rank(reading, kind):
             counts = totals_in(record)
             largest[rank] = list(map(max, largest.get(rank, counts), counts))
     return largest
+
+
+def _sums(counts: Iterable[Sequence[float]]) -> list[int]:
+    return [int(sum(each)) for each in zip(*counts, strict=False)]
 
 
 def _by_rank(reading: Reading, prefix: str) -> Iterator[tuple[int, list[float]]]:

@@ -29,6 +29,11 @@ class EpochGroup:
         """Return how many collectives this member has begun: whoever began the fewest is waited for."""
         return self.headers.num_entered + self.rows.num_entered
 
+    @property
+    def collective_s(self) -> float:
+        """Return the time spent in collectives, waiting for peers included; only grows."""
+        return self.headers.collective_s + self.rows.collective_s
+
     def install(self, runner: LockstepRunner) -> None:
         """Let the runner compute in this company."""
         runner.join(self.experts, self.membership.expert_placement, self.index, self.rows)

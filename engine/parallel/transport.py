@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as _distributed
 
+from engine.parallel.stopwatch import make_stopwatch
 from engine.parallel.store import GroupStore, StoreError
 from engine.wire.errors import EngineError
 
@@ -38,6 +39,10 @@ class Transport(Protocol):
     num_members: int
     num_entered: int
 
+    @property
+    def collective_s(self) -> float:
+        """Return the time spent inside exchanges, waiting for peers included; only grows."""
+
     def all_to_all(self, rows: torch.Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> torch.Tensor:
         """Send the first ``send_sizes[0]`` rows to member 0, and so on; return what came, in the order of the members.
 
@@ -54,13 +59,22 @@ class Transport(Protocol):
 class TorchTransport:
     """An all-to-all over a process group of its own, so that the default group and other epochs are untouched."""
 
-    def __init__(self, group: Any, num_members: int, must_leave: Callable[[], bool]) -> None:
-        """Wrap a process group. must_leave: asked every 20 ms or more often while a collective is waited for."""
+    def __init__(self, group: Any, num_members: int, device: torch.device, must_leave: Callable[[], bool]) -> None:
+        """Wrap a process group.
+
+        device: of the rows. must_leave: asked every 20 ms or more often while a collective is waited for.
+        """
         self.num_members = num_members
-        self._wait = _wait_on_device if group.name() == "nccl" else _wait_on_host
         self.num_entered = 0
+        self._stopwatch = make_stopwatch(device)
+        self._wait = _wait_on_device if device.type == "cuda" else _wait_on_host
         self._group: Any | None = group
         self._must_leave = must_leave
+
+    @property
+    def collective_s(self) -> float:
+        """See ``Transport``."""
+        return self._stopwatch.seconds
 
     def all_to_all(self, rows: torch.Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> torch.Tensor:
         """See ``Transport``."""
@@ -71,13 +85,14 @@ class TorchTransport:
         width = rows.shape[1:].numel()
         self.num_entered += 1
         try:
-            work = group.alltoall_base(
-                received.view(-1),
-                rows.reshape(-1),
-                [size * width for size in receive_sizes],
-                [size * width for size in send_sizes],
-            )
-            self._wait(group, work, self._must_leave)
+            with self._stopwatch.lap():
+                work = group.alltoall_base(
+                    received.view(-1),
+                    rows.reshape(-1),
+                    [size * width for size in receive_sizes],
+                    [size * width for size in send_sizes],
+                )
+                self._wait(group, work, self._must_leave)
         except RuntimeError as error:  # what torch raises for a connection that is gone
             raise GroupBrokenError(f"a collective broke: {error}") from error
         return received
@@ -135,8 +150,11 @@ def form_transports(
     store = GroupStore(store_endpoint, _MEETING_TIMEOUT_S, must_leave)
     try:
         groups = _form_groups(store, prefix, index, num_members, device, host)
-        transports = tuple(TorchTransport(group, num_members, must_leave) for group in groups)
-        for transport, where in zip(transports, (torch.device("cpu"), device), strict=True):
+        places = torch.device("cpu"), device
+        transports = tuple(
+            TorchTransport(group, num_members, where, must_leave) for group, where in zip(groups, places, strict=True)
+        )
+        for transport, where in zip(transports, places, strict=True):
             transport.all_to_all(torch.zeros(num_members, 1, device=where), [1] * num_members, [1] * num_members)
     except (RuntimeError, ValueError, StoreError) as error:
         raise GroupBrokenError(f"the group {prefix} did not form: {error}") from error

@@ -9,8 +9,8 @@ from engine.config import EngineSpec
 from engine.core.lockstep import LockstepCore, LockstepRunner
 from engine.core.protocol import EngineCore
 from engine.parallel.epoch import EpochGroup, close_aside, prepare_epoch
-from engine.parallel.header import exchange_headers
-from engine.parallel.member import Member, Stance
+from engine.parallel.header import StepHeader, exchange_headers
+from engine.parallel.member import Member, Stance, StepVerdict
 from engine.parallel.store import StoreServer
 from engine.parallel.transport import GroupBrokenError
 from engine.proc.member_line import MemberLine
@@ -47,6 +47,7 @@ class DPEngineCoreProc(EngineCoreProc):
         self._parked_at = 0.0
         self._put_off: ClusterSettings | None = None  # settings that put to sleep, while others count on this rank
         self._is_announced = False
+        self._collective_s = 0.0  # of the group it steps in, as far as they are counted
 
     def _begin(self, core: EngineCore) -> None:
         """Let no requests come yet: see ``_switch``."""
@@ -182,7 +183,7 @@ class DPEngineCoreProc(EngineCoreProc):
         group, self._standby = self._standby, None
         assert group is not None, "ready means that it is there"
         group.install(core.lockstep_runner)
-        self._group = group
+        self._group, self._collective_s = group, group.collective_s  # without the exchanges of its preparation
         log.info("in epoch %d with ranks %s", self._member.epoch, [m.rank for m in group.membership.members])
         if not self._is_announced:
             self._is_announced = True
@@ -207,11 +208,7 @@ class DPEngineCoreProc(EngineCoreProc):
         self._publish(core)  # a report sent while the step takes its time must not count those that run as waiting
         header = self._member.header(plan.num_tokens, has_work=self._gate.has_work, paused=not may_step)
         try:
-            headers = exchange_headers(self._group.headers, header)
-            verdict = self._member.on_exchange(headers)
-            sizes = [header.num_tokens for header in headers]
-            samples = core.lockstep_runner.run_shared(plan, sizes) if verdict.runs else ()
-            self._line.num_empty_steps += verdict.runs and not plan.chunks
+            verdict, samples = self._exchange(core.lockstep_runner, self._group, plan, header)
         except GroupBrokenError as error:
             log.warning("epoch %d broke: %s", self._member.epoch, error)
             self._member.on_broken()
@@ -224,6 +221,23 @@ class DPEngineCoreProc(EngineCoreProc):
             self._flush(core)
         if verdict.switches:
             self._switch(core)
+
+    def _exchange(
+        self, runner: LockstepRunner, group: EpochGroup, plan: StepPlan, header: StepHeader
+    ) -> tuple[StepVerdict, Sequence[Sample]]:
+        """Hear what all bring, and run the step when somebody brings anything; count what it spends in collectives."""
+        try:
+            headers = exchange_headers(group.headers, header)
+            verdict = self._member.on_exchange(headers)
+            if not verdict.runs:
+                return verdict, ()
+            samples = runner.run_shared(plan, [header.num_tokens for header in headers])
+            self._line.num_empty_steps += not plan.chunks
+            return verdict, samples
+        finally:
+            collective_s = group.collective_s
+            self._line.collective_s += collective_s - self._collective_s
+            self._collective_s = collective_s
 
     def _tell_outputs(self, core: LockstepCore, plan: StepPlan, samples: Sequence[Sample]) -> None:
         outputs = core.apply(plan, samples, time.monotonic())

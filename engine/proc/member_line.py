@@ -28,7 +28,8 @@ class MemberLine:
     Only the newest state counts, so one slot holds it. ``must_leave`` is asked from inside collectives, while the loop
     cannot take a state: it looks at what the input thread noted on arrival, the newest direct proposal and the seats.
 
-    failed_epoch, num_empty_steps: written by the loop. heard_at: monotonic seconds of the coordinator's last word.
+    failed_epoch, num_empty_steps, collective_s: written by the loop. heard_at: monotonic seconds of the coordinator's
+    last word.
     """
 
     def __init__(self, shared: SharedState) -> None:
@@ -41,6 +42,7 @@ class MemberLine:
         self._standing: tuple[int, Sequence[EngineId]] = (0, ())  # epoch and peers; written by the loop
         self.failed_epoch = 0
         self.num_empty_steps = 0
+        self.collective_s = 0.0
         self.heard_at = time.monotonic()
 
     def see(self, state: GroupState) -> None:
@@ -88,6 +90,12 @@ class MemberLine:
             max_epoch_seen=member.max_epoch_seen,
             wave=member.wave,
             member=MemberStatus(
-                num_experts, store_address, member.committed, self.failed_epoch, expert_loads, self.num_empty_steps
+                num_experts,
+                store_address,
+                member.committed,
+                self.failed_epoch,
+                expert_loads,
+                self.num_empty_steps,
+                self.collective_s,
             ),
         )

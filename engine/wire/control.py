@@ -29,6 +29,7 @@ class MemberStatus(Struct, array_like=True, frozen=True):
     membership: the newest committed one it has seen. failed_epoch: the newest proposal that it could not prepare.
     expert_loads: how often its own tokens chose each expert, over all layers; only grows.
     num_empty_steps: steps it took part in without a token of its own; only grows.
+    collective_s: time inside the collectives of its steps, waiting for peers included; only grows.
     """
 
     num_experts: int
@@ -37,6 +38,7 @@ class MemberStatus(Struct, array_like=True, frozen=True):
     failed_epoch: int = 0
     expert_loads: list[int] = []
     num_empty_steps: int = 0
+    collective_s: float = 0.0
 
 
 class PauseMode(IntEnum):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -55,6 +56,13 @@ def num_steps(url: str) -> int:
     """Return the steps of all ranks, empty ones included."""
     own = sum(int(row["num_steps"]) for row in httpx.get(f"{url}/load", timeout=30.0).json()["ranks"])
     return own + sum(int(row["lockstep"]["empty_steps"]) for row in cluster(url)["ranks"])
+
+
+def collective_s(url: str) -> dict[int, float]:
+    """Return rank -> time it spent inside collectives."""
+    text = httpx.get(f"{url}/metrics", timeout=30.0).text
+    found = re.findall(r'^shoal_engine_collective_seconds_total{engine="(\d+)"} (\S+)$', text, re.MULTILINE)
+    return {int(rank): float(seconds) for rank, seconds in found}
 
 
 def kill(*processes: int) -> None:

@@ -6,6 +6,7 @@ One deployment of sim ranks for the module; each test leaves it whole. The round
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator
 
 import httpx
@@ -15,6 +16,7 @@ from tests.chaos.streams import Said, ask_all, mixed_asks
 from tests.integration.lockstep import (
     Strike,
     assert_unbroken,
+    collective_s,
     group,
     incarnations,
     is_whole,
@@ -172,6 +174,17 @@ def test_an_idle_group_does_not_step_and_wakes_for_one_request(url: str) -> None
     # 20 tokens on one rank; the others keep step, and all may meet once or twice more before they rest
     assert NUM_RANKS * 20 <= after - steps <= NUM_RANKS * 26
     assert group(url)["wave"] > wave
+
+
+def test_time_inside_collectives_is_counted_of_every_rank_that_steps(url: str) -> None:
+    wait_still(url)
+    before, began_at = collective_s(url), time.monotonic()
+    assert chat(url, max_tokens=20, data_parallel_rank=1) == "length"
+    wait_still(url)
+    spent = {rank: seconds - before[rank] for rank, seconds in collective_s(url).items()}
+    elapsed_s = time.monotonic() - began_at
+    assert sorted(spent) == list(range(NUM_RANKS))
+    assert all(0.0 < seconds < elapsed_s for seconds in spent.values()), spent
 
 
 def test_a_paused_group_rests_and_goes_on_where_it_was(url: str, unbroken: list[Said]) -> None:

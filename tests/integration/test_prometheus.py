@@ -71,6 +71,7 @@ def test_a_repeated_prompt_is_seen_to_hit_the_prefix_cache(url: str) -> None:
         "engine_steps": 3 * MAX_TOKENS,
         "engine_preemptions": 0,
         "engine_empty_steps": 0,
+        "engine_collective_seconds": 0,
         "prefix_cache_queried_tokens": 300,
         "prefix_cache_hit_tokens": 2 * 96,
     }

@@ -46,10 +46,10 @@ def test_no_order_of_reports_makes_a_counter_fall(events: list[tuple[int, int]])
 
 def test_every_counter_of_a_report_is_added_up() -> None:
     gauges = {"num_queued", "num_waiting", "num_running", "num_waiting_tokens", "kv_usage"}
-    assert {*Totals._fields} == ({*Load.__struct_fields__} - gauges) | {"num_empty_steps"}
+    assert {*Totals._fields} == ({*Load.__struct_fields__} - gauges) | {"num_empty_steps", "collective_s"}
 
 
-def test_empty_steps_and_choices_of_experts_go_on_where_the_engine_before_stopped() -> None:
+def test_what_a_member_counts_goes_on_where_the_engine_before_stopped() -> None:
     records: dict[str, Record] = {}
 
     def make_record(name: str, num_cells: int) -> Record:
@@ -57,9 +57,9 @@ def test_empty_steps_and_choices_of_experts_go_on_where_the_engine_before_stoppe
 
     totals = RankTotals(make_record)
     for engine_id, loads, num_empty in ((EngineId(0, 1), [3, 0], 5), (EngineId(0, 2), [1, 4], 1)):
-        status = MemberStatus(2, "", Membership(0, []), expert_loads=loads, num_empty_steps=num_empty)
+        status = MemberStatus(2, "", Membership(0, []), 0, loads, num_empty, num_empty / 4)
         totals.on_reports([replace(report(engine_id, 0), member=status)])
-    assert totals.of_rank(0).num_empty_steps == 6
+    assert (totals.of_rank(0).num_empty_steps, totals.of_rank(0).collective_s) == (6, 1.5)
     assert totals_in(records[f"{EXPERTS}0"]) == [4, 4]
     # a report that counts other experts than the record has room for changes those there are
     odd = MemberStatus(3, "", Membership(0, []), expert_loads=[2, 4, 9])

@@ -84,12 +84,15 @@ def test_gauges_are_the_engines_own_report() -> None:
 
 
 def test_the_engines_own_counters_are_those_of_all_lives_of_the_rank() -> None:
-    samples = samples_of(registry_of(ServingStats(), [view(0, 2, load=Load(), totals=Totals(1, 2, 3, 4, 5, 6, 7))]))
+    samples = samples_of(
+        registry_of(ServingStats(), [view(0, 2, load=Load(), totals=Totals(1, 2, 3, 4, 5, 6, 7, 8.5))])
+    )
     names = [
         *("engine_steps", "engine_prompt_tokens", "engine_generation_tokens", "engine_preemptions"),
-        *("prefix_cache_queried_tokens", "prefix_cache_hit_tokens", "engine_empty_steps"),
+        *("prefix_cache_queried_tokens", "prefix_cache_hit_tokens"),
+        *("engine_empty_steps", "engine_collective_seconds"),
     ]
-    assert [samples[f"shoal_{name}_total", "engine=0"] for name in names] == [1, 2, 3, 4, 5, 6, 7]
+    assert [samples[f"shoal_{name}_total", "engine=0"] for name in names] == [1, 2, 3, 4, 5, 6, 7, 8.5]
 
 
 def test_restarts_are_counted_by_rank_and_by_how_the_engine_before_ended() -> None:

@@ -99,6 +99,8 @@ class FakeGroup:
 class FakeTransport:
     """One member's end of a channel of a ``FakeGroup``; implements ``engine.parallel.transport.Transport``."""
 
+    collective_s = 0.0
+
     def __init__(self, group: FakeGroup, index: int, channel: str) -> None:
         self.num_members = len(group.entered)
         self._group = group
