@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,10 @@ from engine.wire.messages import Membership
 
 @dataclass(frozen=True, slots=True)
 class EpochGroup:
-    """What a member needs to step in an epoch. headers, rows: connections. experts: what its runner loaded for it."""
+    """What a member needs to step in an epoch.
+
+    headers, rows: connections. experts: what its runner loaded for it; None once they are the runner's.
+    """
 
     membership: Membership
     index: int
@@ -34,9 +37,13 @@ class EpochGroup:
         """Return the time spent in collectives, waiting for peers included; only grows."""
         return self.headers.collective_s + self.rows.collective_s
 
-    def install(self, runner: LockstepRunner) -> None:
-        """Let the runner compute in this company."""
+    def install(self, runner: LockstepRunner) -> "EpochGroup":
+        """Let the runner compute in this company, and return the group to step in.
+
+        It holds the experts no more: a runner that is put to sleep is to give their memory back.
+        """
         runner.join(self.experts, self.membership.expert_placement, self.index, self.rows)
+        return replace(self, experts=None)
 
     def close(self) -> None:
         """Let go of the connections. Takes 0.25 s beside healthy peers and 10 s beside a stopped one."""

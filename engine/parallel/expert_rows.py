@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.parallel.transport import Transport
+from engine.parallel.transport import GroupBrokenError, Transport
 
 if TYPE_CHECKING:  # transformers with it, seconds that a sim rank need not take to start
     from engine.model.expert_weights import ExpertTensors
@@ -14,7 +14,10 @@ if TYPE_CHECKING:  # transformers with it, seconds that a sim rank need not take
 
 @dataclass(frozen=True, slots=True)
 class ExpertRows:
-    """Experts of every layer on a device. expert_ids: ascending, as the rows of ``tensors``."""
+    """Experts of every layer on a device. expert_ids: ascending, as the rows of ``tensors``.
+
+    tensors: empty where nothing was read, because the rank was asleep when they were asked for.
+    """
 
     expert_ids: tuple[int, ...]
     tensors: "ExpertTensors"
@@ -63,10 +66,12 @@ class PeerRows:
         """Give what is asked of ``rows``, and return what came.
 
         Raises:
-            GroupBrokenError: a member is gone, or this one was told to leave.
+            GroupBrokenError: a member is gone, this one was told to leave, or it holds less than was thought.
         """
         mine = self._givers[self._index]
         gives = [expert for taker in mine for expert in taker]
+        if not set(gives) <= set(rows.expert_ids):
+            raise GroupBrokenError(f"asked for experts {sorted(set(gives) - set(rows.expert_ids))}, which are asleep")
         send_sizes = [len(taker) for taker in mine]
         receive_sizes = [len(giver[self._index]) for giver in self._givers]
 

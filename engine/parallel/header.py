@@ -13,7 +13,8 @@ class StepHeader(NamedTuple):
 
     epoch, wave, step: where it stands; joiners adopt the highest. num_tokens: rows it brings into the step.
     has_work: it has sequences that can run, read after its inbox was drained. committed_epoch: the newest committed
-    epoch that it has seen and is ready for. paused: it has seen the pause and would rather stop (0 or 1).
+    epoch that it has seen and is ready for. paused: it has seen the pause and would rather stop (0 or 1). asleep: its
+    experts are in no memory (0 or 1).
     """
 
     epoch: int
@@ -23,6 +24,7 @@ class StepHeader(NamedTuple):
     has_work: int
     committed_epoch: int
     paused: int
+    asleep: int = 0
 
 
 def exchange_headers(transport: Transport, header: StepHeader) -> list[StepHeader]:

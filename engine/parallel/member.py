@@ -26,7 +26,10 @@ class Stance(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StepVerdict:
-    """What an exchange decided for its step. runs: somebody has tokens, so all take part in every layer.
+    """What an exchange decided for its step.
+
+    runs: somebody has tokens, so all take part in every layer. Never while a member sleeps: its experts would be left
+    out without a word, so whoever has woken before it drops its plan and makes it again.
 
     switches: it is the last step of this group; the standby group, if this rank is in it, takes over behind it.
     """
@@ -108,7 +111,8 @@ class Member:
         if rests and not switches:
             self.stance = Stance.IDLE
             self._wake()  # it may have seen the next wave already, and then goes straight on
-        return StepVerdict(runs=any(header.num_tokens for header in headers), switches=switches)
+        runs = any(header.num_tokens for header in headers) and not any(header.asleep for header in headers)
+        return StepVerdict(runs=runs, switches=switches)
 
     def on_switched(self) -> None:
         """Step in the newest committed group from now on, or in none when this rank is not in it."""
@@ -159,12 +163,19 @@ class Member:
             and self.ready_epoch == self.committed.epoch
         )
 
-    def header(self, num_tokens: int, *, has_work: bool, paused: bool) -> StepHeader:
+    def header(self, num_tokens: int, *, has_work: bool, paused: bool, asleep: bool = False) -> StepHeader:
         """Return this rank's word on the step it is about to take."""
         is_ready = self._engine_id not in self.committed.members or self.ready_epoch == self.committed.epoch
         committed_epoch = self.committed.epoch if is_ready else self.epoch
         return StepHeader(
-            self.epoch, self.wave, self.step, num_tokens, int(has_work), max(self.epoch, committed_epoch), int(paused)
+            self.epoch,
+            self.wave,
+            self.step,
+            num_tokens,
+            int(has_work),
+            max(self.epoch, committed_epoch),
+            int(paused),
+            int(asleep),
         )
 
     def _wake(self) -> None:

@@ -111,11 +111,15 @@ class ParallelRunner:
     def load_rows(self, expert_ids: Sequence[int], peers: PeerRows | None = None) -> ExpertRows:
         """Return the rows of some experts: what is installed, else what peers give, else what the checkpoint holds.
 
+        Asleep it takes no memory for them: what it returns names them, and ``wake_up`` reads them.
+
         Raises:
             GroupBrokenError: a peer is gone. StartupError: the checkpoint cannot be read any more.
         """
         rows = self._rows
         given = [] if peers is None else [peers.exchange(rows)]
+        if self._asleep is not None:
+            return ExpertRows(tuple(sorted(expert_ids)), {})
         at_hand = {expert for source in (rows, *given) for expert in source.expert_ids}
         missing = tuple(sorted(set(expert_ids) - at_hand))
         if not given and not missing and tuple(sorted(expert_ids)) == rows.expert_ids:
@@ -132,6 +136,8 @@ class ParallelRunner:
         if self._asleep is not None:
             self._asleep = rows.expert_ids
             return
+        if not rows.tensors:  # prepared asleep, and woken before it was committed
+            rows = self.load_rows(rows.expert_ids)
         install_rows(self._model.model, rows.tensors)
         self._rows = rows
 
@@ -177,8 +183,8 @@ class ParallelRunner:
         """
         self._runner.wake_up(on_progress)
         self._calls = self._calls or self._calls_of_one_token()
-        rows = self.load_rows(self._asleep or ())
-        self._asleep = None
+        expert_ids, self._asleep = self._asleep or (), None
+        rows = self.load_rows(expert_ids)
         install_rows(self._model.model, rows.tensors)
         self._rows = rows
 

@@ -182,8 +182,8 @@ class DPEngineCoreProc(EngineCoreProc):
             return
         group, self._standby = self._standby, None
         assert group is not None, "ready means that it is there"
-        group.install(core.lockstep_runner)
-        self._group, self._collective_s = group, group.collective_s  # without the exchanges of its preparation
+        self._group = group.install(core.lockstep_runner)
+        self._collective_s = group.collective_s  # without the exchanges of its preparation
         log.info("in epoch %d with ranks %s", self._member.epoch, [m.rank for m in group.membership.members])
         if not self._is_announced:
             self._is_announced = True
@@ -206,7 +206,7 @@ class DPEngineCoreProc(EngineCoreProc):
         may_step = self._gate.may_step and self._put_off is None
         plan = core.plan() if may_step else _NOTHING
         self._publish(core)  # a report sent while the step takes its time must not count those that run as waiting
-        header = self._member.header(plan.num_tokens, has_work=self._gate.has_work, paused=not may_step)
+        header = self._header(plan, may_step)
         try:
             verdict, samples = self._exchange(core.lockstep_runner, self._group, plan, header)
         except GroupBrokenError as error:
@@ -215,12 +215,20 @@ class DPEngineCoreProc(EngineCoreProc):
             self._parked_at = time.monotonic()
             self._flush(core)
             return
-        if may_step:
+        if may_step and (verdict.runs or not plan.chunks):
             self._tell_outputs(core, plan, samples)
         else:
             self._flush(core)
         if verdict.switches:
             self._switch(core)
+
+    def _header(self, plan: StepPlan, may_step: bool) -> StepHeader:
+        return self._member.header(
+            plan.num_tokens,
+            has_work=self._gate.has_work,
+            paused=not may_step,
+            asleep=self._gate.standing.is_sleeping,
+        )
 
     def _exchange(
         self, runner: LockstepRunner, group: EpochGroup, plan: StepPlan, header: StepHeader

@@ -154,7 +154,8 @@ class LockstepGroup:
         )
         self._must_rebalance = False
         # Where a group broke, a member may hold what the epoch before placed on it: then nobody asks its peers.
-        self.proposal = Membership(self._max_epoch, members, placement, first.store_address, [] if direct else held)
+        given = [] if direct else [[] if self._is_asleep(m) else mine for m, mine in zip(members, held, strict=True)]
+        self.proposal = Membership(self._max_epoch, members, placement, first.store_address, given)
         self.direct = direct
 
     # --- the planned way --------------------------------------------------------------------------------------------
@@ -239,6 +240,11 @@ class LockstepGroup:
         report = self._live_report(member)
         status = report.member if report is not None else None
         return status is not None and status.failed_epoch == self.proposal.epoch
+
+    def _is_asleep(self, member: EngineId) -> bool:
+        """Tell whether a member has its experts in no memory, and so has none to give."""
+        report = self._live_report(member)
+        return report is not None and report.is_sleeping
 
     def _held(self, member: EngineId) -> list[int]:
         if member not in self.committed.members:

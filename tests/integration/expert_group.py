@@ -71,9 +71,8 @@ class ExpertGroup:
 
         groups = run_members(len(ranks), prepare, on_error=self._is_over.set)
         self._drop()
-        self._groups, self._members = groups, list(ranks)
-        for rank, group in zip(ranks, groups, strict=True):
-            group.install(self.runners[rank])
+        self._members = list(ranks)
+        self._groups = [group.install(self.runners[rank]) for rank, group in zip(ranks, groups, strict=True)]
         self._is_over.clear()
         return placement
 
@@ -96,6 +95,10 @@ class ExpertGroup:
         """Return the bytes of all weights that a rank holds."""
         model = self.runners[rank]._model.model
         return sum(parameter.nbytes for parameter in model.parameters())
+
+    def in_use(self, index: int) -> EpochGroup:
+        """Return the group as one of its members has it."""
+        return self._groups[index]
 
     def load(self, rank: int) -> None:
         """Load the dense weights of a rank that is not there yet."""

@@ -165,11 +165,28 @@ def test_a_member_whose_group_changes_while_it_sleeps_wakes_with_the_new_experts
     with ExpertGroup(folder) as group:
         group.form([0, 1])
         group.runners[0].sleep(2)
-        placed = group.form([0, 1, 2], ask_peers=False)
+        placed = group.form([0, 1, 2])
+        assert group.runners[0].rows.num_bytes == 0
         with without_bars():
             group.runners[0].wake_up(lambda what, share: None)
         assert list(group.runners[0].rows.expert_ids) == placed[0]
         found = group.answer(PROMPTS, shares(3), NUM_TOKENS, steps_of(64))
+        assert_equal(found, expected, PROMPTS, folder)
+
+
+def test_a_group_prepared_in_sleep_takes_no_memory_before_its_member_wakes(reference: Reference) -> None:
+    folder, expected = reference("qwen3_moe")
+    with ExpertGroup(folder) as group:
+        placed = group.form([0, 1])
+        runner = group.runners[0]
+        assert group.in_use(0).experts is None, "nobody beside the runner holds them"
+        runner.sleep(1)
+        prepared = runner.load_rows(placed[0])
+        assert prepared.num_bytes == 0
+        with without_bars():
+            runner.wake_up(lambda what, share: None)
+        runner.join(prepared, placed, 0, group.in_use(0).rows)
+        found = group.answer(PROMPTS, shares(2), NUM_TOKENS, steps_of(64))
         assert_equal(found, expected, PROMPTS, folder)
 
 

@@ -13,6 +13,7 @@ from transformers import MixtralConfig, OlmoeConfig, Qwen3MoeConfig
 from tests.chaos.rounds import kill_engine, run_rounds
 from tests.chaos.streams import differences_within_margin, mixed_asks
 from tests.integration.lockstep import group, kill, pids, wait_whole
+from tests.integration.scaling import scale
 from tests.integration.serving import Deployment, deployment, eventually, run_shoal
 from tests.unit.runner.byte_tokenizer import VOCAB_SIZE, byte_tokenizer, encode, save_byte_tokenizer
 from tests.unit.runner.families import generate, save_model
@@ -95,10 +96,10 @@ def assert_says(url: str, expected: Sequence[str]) -> None:
     assert asyncio.run(complete_all(url)) == list(expected)
 
 
-def test_a_rank_is_killed_and_experts_are_placed_anew_and_the_answers_are_those_of_one_process(
+def test_killed_placed_anew_and_scaled_in_sleep_a_group_answers_as_one_process(
     served: Deployment, expected: list[str]
 ) -> None:
-    """One deployment, because it is dear: served, re-placed, killed, healed."""
+    """One deployment, because it is dear: served, re-placed, killed, healed, scaled in sleep."""
     url = served.wait_ready()
     wait_whole(url, 2)
     assert_says(url, expected)
@@ -121,6 +122,12 @@ def test_a_rank_is_killed_and_experts_are_placed_anew_and_the_answers_are_those_
 
     assert asyncio.run(kill_under_load()) == expected
     wait_whole(url, 2)
+    assert_says(url, expected)
+
+    with httpx.Client(base_url=url, timeout=60.0, trust_env=False) as http:
+        http.post("/sleep?level=1").raise_for_status()
+        scale(http, size=3)
+        http.post("/wake_up").raise_for_status()
     assert_says(url, expected)
     served.send_signal(signal.SIGTERM)
     assert served.wait_exit() == 0, served.stderr

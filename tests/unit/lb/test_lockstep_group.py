@@ -120,6 +120,19 @@ def test_one_change_at_a_time(three: Deployment) -> None:
     assert three.proposed() == (3, [1, 2, 3], False)
 
 
+def test_a_newcomer_is_handed_experts_by_those_that_are_awake(three: Deployment) -> None:
+    three.say(0, is_sleeping=True)
+    three.seat(3)
+    three.load(3)
+    three.update()
+    proposal, committed = three.group.proposal, three.group.committed
+    assert proposal is not None
+    assert proposal.held == [[], *committed.expert_placement[1:], []]
+    placed = zip(proposal.expert_placement, committed.expert_placement, strict=False)
+    stayed = [set(new) <= set(old) for new, old in placed]
+    assert all(stayed), "who sleeps keeps its experts, and reads them when it wakes"
+
+
 @pytest.mark.parametrize("fault", ["failed", "dead"])
 def test_a_joiner_that_cannot_come_ends_the_attempt_and_its_number(three: Deployment, fault: str) -> None:
     three.seat(3)

@@ -10,7 +10,7 @@ def test_every_member_sees_the_same_headers() -> None:
     company = Company(3)
     headers = [
         StepHeader(3, 7, 41, 12, 1, 4, 0),
-        StepHeader(3, 8, LARGEST, 0, 0, 3, 1),
+        StepHeader(3, 8, LARGEST, 0, 0, 3, 1, 1),
         StepHeader(3, 7, 40, 2048, 1, LARGEST, 0),
     ]
     seen = company.run(lambda index: exchange_headers(company.meet(index)[0], headers[index]))

@@ -95,6 +95,13 @@ def test_nobody_enters_a_layer_when_nobody_has_tokens(running: Driver) -> None:
     assert not running.member.on_exchange([running.header(), running.header(has_work=1)]).runs
 
 
+def test_nobody_enters_a_layer_while_a_member_sleeps_and_all_step_on_until_it_has_woken(running: Driver) -> None:
+    asleep, awake = running.header(asleep=1, paused=1), running.header(has_work=1, num_tokens=3)
+    assert not running.member.on_exchange([asleep, awake]).runs
+    assert running.stance() is Stance.RUNNING
+    assert running.member.on_exchange([running.header(), awake]).runs
+
+
 def test_all_rest_when_nobody_has_work_or_all_are_paused(running: Driver) -> None:
     running.member.on_exchange([running.header(paused=1, has_work=1), running.header(has_work=1)])
     assert running.stance() is Stance.RUNNING, "one goes on, so all do"
