@@ -11,8 +11,7 @@ from typing import Any
 
 from metrics.stats import ServingStats
 from orchestrator.api.errors import ApiError
-from orchestrator.api.push import Receive, Send
-from orchestrator.api.replies import error_headers, start_message
+from orchestrator.api.push import Receive, Send, send_error
 from orchestrator.api.request_ids import request_id_of
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
@@ -81,10 +80,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         self._stats.on_rejected(str(error.status))
-        body = error.body()
-        request_id = request_id_of(dict(scope["headers"]))
-        await send(start_message(error.status, error_headers(error.headers(), len(body)), request_id))
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        await send_error(error, request_id_of(dict(scope["headers"])), send)
 
 
 def _is_admin_call(path: str) -> bool:

@@ -20,8 +20,8 @@ from orchestrator.api.embeds import read_prompts
 from orchestrator.api.errors import ApiError, to_api_error
 from orchestrator.api.open_requests import OpenRequests
 from orchestrator.api.protocol import ChatCompletionRequest, CompletionRequest
-from orchestrator.api.push import Pusher, Receive, Send
-from orchestrator.api.replies import Reply, ReplyHead, StreamReply, WholeReply, error_headers, start_message
+from orchestrator.api.push import Pusher, Receive, Send, send_error
+from orchestrator.api.replies import Reply, ReplyHead, StreamReply, WholeReply
 from orchestrator.api.request_ids import random_name, request_id_of
 from orchestrator.llm.async_llm import AsyncLLM
 from orchestrator.llm.stream import RequestStream
@@ -163,9 +163,7 @@ class GenerationApp:
     async def _refuse(self, error: Exception, request_id: str, send: Send) -> None:
         answer = to_api_error(error)
         self._stats.on_rejected(str(answer.status))
-        body = answer.body()
-        await send(start_message(answer.status, error_headers(answer.headers(), len(body)), request_id))
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        await send_error(answer, request_id, send)
 
 
 def _explicit_rank(headers: dict[bytes, bytes], from_body: int | None) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from orchestrator.api.replies import Reply
+from orchestrator.api.replies import Reply, error_answer
 
 logger = logging.getLogger(__name__)
 
@@ -120,3 +120,10 @@ async def _cancel(*tasks: "asyncio.Task[Any]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def send_error(error: Exception, request_id: str, send: Send) -> None:
+    """Send the whole answer that an exception gets; nothing may have been sent before."""
+    start, body = error_answer(error, request_id)
+    await send(start)
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -190,10 +190,10 @@ def error_answer(error: Exception, request_id: str) -> tuple[StartMessage, bytes
     """Return the start and the body of the answer that an exception gets."""
     answer = to_api_error(error)
     body = answer.body()
-    return start_message(answer.status, error_headers(answer.headers(), len(body)), request_id), body
+    return start_message(answer.status, _error_headers(answer.headers(), len(body)), request_id), body
 
 
-def error_headers(extra: dict[str, str], length: int) -> Headers:
+def _error_headers(extra: dict[str, str], length: int) -> Headers:
     """Return the headers of an error answer of that many bytes."""
     named = [(name.encode(), value.encode()) for name, value in extra.items()]
     return [JSON_TYPE, (b"content-length", str(length).encode()), *named]

@@ -29,6 +29,7 @@ from orchestrator.api.catch_up import any_is_loading, wait_reaches_all
 from orchestrator.api.config import ApiSpec
 from orchestrator.api.generation import GenerationApp
 from orchestrator.api.http import HttpServer
+from orchestrator.api.interruptible import Interruptible
 from orchestrator.api.move_meter import MoveMeter
 from orchestrator.api.open_requests import OpenRequests
 from orchestrator.api.scale_routes import scale_router
@@ -63,6 +64,7 @@ class ApiServer:
         asked: dict[type, Handler] = {AbortRequests: self._abort_requests, ListReached: self._list_reached}
         self._control = ControlClient(client_id, spec.control_endpoint, asked)
         self._client.on_settings = self._follow
+        self._calls = Interruptible(make_app(self._app_context()))
         self._http = HttpServer(self._make_app(), spec.log_level, spec.listen_fd, self._stats.row, self._stats.siblings)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -133,7 +135,8 @@ class ApiServer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _close(self) -> None:
-        """Close connections, then the text facade, then the line: each may still use the next."""
+        """Answer who waits, close connections, then the text facade, then the line: each may still use the next."""
+        await self._calls.aclose()
         await self._http.aclose()
         self._lag.close()
         await self._control.aclose()
@@ -144,7 +147,13 @@ class ApiServer:
     def _make_app(self) -> Any:
         """Return the whole ASGI application: keys, then generation, then everything else."""
         spec, stats = self._spec, self._stats.stats
-        context = AppContext(
+        app = GenerationApp(self._llm, self._admission, stats, spec.served_model_name, self._open_requests, self._calls)
+        keys = KeyRing(spec.api_keys, spec.admin_api_key)
+        return app if keys.is_empty else Guard(keys, stats, app)
+
+    def _app_context(self) -> AppContext:
+        spec = self._spec
+        return AppContext(
             llm=self._llm,
             admission=self._admission,
             read_stats=self._read_stats,
@@ -155,11 +164,6 @@ class ApiServer:
             group=self._client.group_view,
             routes=[self._admin_router(), scale_router(self._control)],
         )
-        app = GenerationApp(
-            self._llm, self._admission, stats, spec.served_model_name, self._open_requests, make_app(context)
-        )
-        keys = KeyRing(spec.api_keys, spec.admin_api_key)
-        return app if keys.is_empty else Guard(keys, stats, app)
 
     def _admin_router(self) -> APIRouter:
         info = ServerInfo(
