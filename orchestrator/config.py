@@ -123,7 +123,9 @@ class ServeConfig(BaseModel):
         None, "cluster", "where the run's private folder is made; default: the system's temporary one"
     )
 
-    start_timeout: float = knob(300.0, "lifecycle", "seconds until every rank must be ready", gt=0)
+    start_timeout: float = knob(
+        300.0, "lifecycle", "seconds until every rank must be ready, and later one that is started again", gt=0
+    )
     shutdown_timeout: float = knob(10.0, "lifecycle", "seconds that running requests get to finish when stopping", ge=0)
 
     stall_timeout: float = knob(

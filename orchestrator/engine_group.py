@@ -48,7 +48,12 @@ class EngineGroup:
         progress: StartProgress,
         on_death: Callable[[SeatStatus], None],
         events: EventLog | None = None,
+        load_timeout_s: float | None = None,
     ) -> None:
+        """Hold the seats; nothing is started.
+
+        load_timeout_s: for an engine that refills a seat, from when its process was ordered; None: no limit.
+        """
         self.seats = SeatTable([EngineId(rank, 1) for rank in range(num_ranks)], rule)
         self.events = EventLog() if events is None else events
         self.group_state: GroupState | None = None
@@ -57,6 +62,8 @@ class EngineGroup:
         self._on_death = on_death
         self._handles: dict[int, EngineHandle] = {}
         self._refills: dict[int, asyncio.Task[None]] = {}
+        self._load_timeout_s = load_timeout_s
+        self._loads: dict[int, asyncio.Future[None]] = {}  # of seats being refilled, by rank; done when loaded or dead
         self._all_ready = asyncio.Event()
         self._is_stopping = False
         self._make_spec: MakeSpec | None = None
@@ -116,9 +123,7 @@ class EngineGroup:
         for seat in self.seats:
             self._give_up_if_lost(seat)
         for seat in hung:
-            _LOG.error("%s is hung: %s; killing it", seat.name, seat.hung)
-            self._note(EventKind.RANK_HUNG, seat, reason=seat.hung)
-            self._host.kill(seat.engine_id)
+            self._kill_hung(seat)
 
     # --- what a scale operation orders -------------------------------------------------------------------------------
 
@@ -219,7 +224,12 @@ class EngineGroup:
         self._note(EventKind.RANK_REFILL, seat)
         self._publish()
         self._listen_as_needed()
+        load = self._loads[rank] = asyncio.get_running_loop().create_future()
         await self._fill_or_say_why(seat)
+        await asyncio.wait([load], timeout=self._load_timeout_s)
+        if not load.done():
+            seat.hung = f"not loaded within {self._load_timeout_s:g} s (--start-timeout)"
+            self._kill_hung(seat)
 
     async def _fill_or_say_why(self, seat: SeatStatus) -> None:
         try:
@@ -256,6 +266,7 @@ class EngineGroup:
             return
         self._progress.show(seat)
         if seat.is_ready:
+            self._end_load(seat.engine_id.rank)
             self._note(EventKind.RANK_READY, seat)
             self._publish()
             self._listen_as_needed()
@@ -288,6 +299,7 @@ class EngineGroup:
 
     def _on_end(self, engine_id: EngineId, end: EngineExit) -> None:
         seat = self.seats.on_exit(engine_id, end, asyncio.get_running_loop().time())
+        self._end_load(engine_id.rank)
         if self._is_stopping:
             return
         self._publish()
@@ -300,6 +312,16 @@ class EngineGroup:
         self._on_death(seat)
         if seat.refill_in_s is not None:
             self._order_refill(engine_id.rank, seat.refill_in_s)
+
+    def _end_load(self, rank: int) -> None:
+        load = self._loads.pop(rank, None)
+        if load is not None:
+            load.set_result(None)
+
+    def _kill_hung(self, seat: SeatStatus) -> None:
+        _LOG.error("%s is hung: %s; killing it", seat.name, seat.hung)
+        self._note(EventKind.RANK_HUNG, seat, reason=seat.hung)
+        self._host.kill(seat.engine_id)
 
     def _order_refill(self, rank: int, pause_s: float) -> None:
         self._begin_filling(rank, self._refill(rank, pause_s))

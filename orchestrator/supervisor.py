@@ -131,7 +131,14 @@ class Supervisor:
 
     async def _start_engines(self, engine: EngineConfig, wiring: Wiring, progress: StartProgress) -> EngineGroup:
         rule = RestartRule(max_in_row=self._config.max_restarts)
-        engines = EngineGroup(self._config.data_parallel_size, rule, self._host, progress, self._on_engine_death)
+        engines = EngineGroup(
+            self._config.data_parallel_size,
+            rule,
+            self._host,
+            progress,
+            self._on_engine_death,
+            load_timeout_s=self._config.start_timeout,
+        )
         self._engines = engines
         self._stops.append(engines.stop)
         engines.connect(wiring.coordinator, wiring.security)

@@ -8,14 +8,16 @@ import pytest
 
 from engine.wire.errors import StartupError
 from engine.wire.ids import EngineId
-from engine.wire.messages import GroupState, Membership, Suspect
+from engine.wire.messages import EnginePhase, GroupState, Membership, Suspect
 from orchestrator.engine_group import EngineGroup
+from orchestrator.events import EventKind
 from orchestrator.launch.host import EngineExit
 from orchestrator.progress import LineProgress
 from orchestrator.restarts import MAX_PAUSE_S, RestartRule
 from orchestrator.seats import SeatStatus
 from tests.contract.deployment import eventually
 from tests.unit.orchestrator.puppet_host import PuppetHost, make_spec
+from tests.unit.orchestrator.reports import report
 
 RULE = RestartRule(max_in_row=2, first_pause_s=0.0)
 GONE = EngineExit(-9, "killed by SIGKILL")
@@ -26,9 +28,13 @@ def group_state(seq: int, *suspects: Suspect) -> GroupState:
 
 
 async def started(
-    host: PuppetHost, on_death: Callable[[SeatStatus], None], num_ranks: int = 1, rule: RestartRule = RULE
+    host: PuppetHost,
+    on_death: Callable[[SeatStatus], None],
+    num_ranks: int = 1,
+    rule: RestartRule = RULE,
+    load_timeout_s: float | None = None,
 ) -> EngineGroup:
-    group = EngineGroup(num_ranks, rule, host, LineProgress(), on_death)
+    group = EngineGroup(num_ranks, rule, host, LineProgress(), on_death, load_timeout_s=load_timeout_s)
     await group.start(make_spec)
     group.keep_filled()
     return group
@@ -67,6 +73,31 @@ async def test_what_hangs_is_killed_through_its_host_once_and_refilled() -> None
     await eventually(partial(host.handles.get, EngineId(1, 2)))
     assert host.killed == [EngineId(1, 1)]
     assert reasons == ["hung: no step for 3.1 s (behind step 8), killed"]
+    await group.stop(asyncio.get_running_loop().create_future())
+
+
+async def test_a_refill_that_does_not_load_in_time_is_killed_and_tried_again() -> None:
+    host, reasons = PuppetHost(), list[str]()
+    group = await started(host, lambda seat: reasons.append(seat.end_reason), load_timeout_s=0.0)
+    assert host.killed == []  # the start of the deployment has a deadline of its own
+    host.end(EngineId(0, 1))
+    await eventually(lambda: group.seats.all_lost)
+    assert host.killed == [EngineId(0, 2), EngineId(0, 3)]
+    assert reasons[1:] == ["hung: not loaded within 0 s (--start-timeout), killed"] * 2
+    assert [event.kind for event in group.events.after(0)].count(EventKind.RANK_HUNG) == 2
+    await group.stop(asyncio.get_running_loop().create_future())
+
+
+async def test_a_refill_that_loads_is_not_timed_any_more() -> None:
+    host = PuppetHost()
+    group = await started(host, lambda _: None, load_timeout_s=3600.0)
+    host.end(EngineId(0, 1))
+    await eventually(partial(host.handles.get, EngineId(0, 2)))
+    (filling,) = [task for task in asyncio.all_tasks() if task.get_name() == "fill the seat of rank 0"]
+    group._on_report(report(EngineId(0, 2), 1, EnginePhase.LOADING))
+    group._on_report(report(EngineId(0, 2), 2))
+    await asyncio.wait_for(filling, 5.0)
+    assert host.killed == []
     await group.stop(asyncio.get_running_loop().create_future())
 
 
