@@ -179,7 +179,6 @@ def _to_sequence(request: AddRequest, received_at: float) -> SequenceState:
         num_prompt_tokens=len(request.prompt_token_ids),
         received_at=received_at,
         priority=request.priority,
-        cost=request.cost,
         num_resumed=len(request.output_token_ids),
         cache_salt=request.cache_salt,
         prompt_embeds=request.prompt_embeds,

@@ -50,7 +50,6 @@ class SequenceState:
     num_prompt_tokens: int
     received_at: float
     priority: int = 0
-    cost: int = 1
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
     num_resumed: int = 0

@@ -12,7 +12,6 @@ from engine.scheduler.prefix_cache import PrefixCache
 from engine.scheduler.replies import Replies
 from engine.scheduler.roster import Roster
 from engine.wire.ids import ClientId
-from engine.wire.logprobs import Logprobs
 from engine.wire.messages import EngineCoreOutput, ErrorKind, FinishReason, Load
 
 
@@ -197,54 +196,49 @@ class Scheduler:
         if sample is not None and sample.error is not None:
             # What it wrote may be the very fault; nobody else shall find it.
             self._pool.forget(sequence.block_table)
-            self._replies.end(sequence, FinishReason.ERROR, error=sample.error, error_kind=sample.error_kind)
-            self._leave(sequence)
+            self._finish(sequence, FinishReason.ERROR, sample)
             return
         self._cache.commit(sequence, chunk.start, end)
         if sample is not None:
-            self._take_token(sequence, sample)
+            self._take_sample(sequence, sample)
 
     def _begin(self, sequence: SequenceState, now: float) -> None:
         sequence.scheduled_at = now
         self._num_prefix_query_tokens += len(sequence.token_ids)
         self._num_prefix_hit_tokens += sequence.num_cached
 
-    def _take_token(self, sequence: SequenceState, sample: Sample) -> None:
+    def _take_sample(self, sequence: SequenceState, sample: Sample) -> None:
         if sequence.num_output_tokens == sequence.num_resumed:
             self._num_prompt_tokens += sequence.num_prompt_tokens
         if sample.pooled is not None:
-            self._replies.end(sequence, FinishReason.STOP, pooled=sample.pooled)
-            self._leave(sequence)
-            return
-        if only_scores(sequence):
-            self._finish(sequence, FinishReason.LENGTH, prompt_logprobs=sample.prompt_logprobs)
-            return
-        if stops_at(sequence, sample.token_id, self._eos_token_ids):
-            self._finish(
-                sequence,
-                FinishReason.STOP,
-                stop_token_id=sample.token_id,
-                prompt_logprobs=sample.prompt_logprobs,
-            )
-            return
-        sequence.token_ids.append(sample.token_id)
-        self._num_generation_tokens += 1
-        full = is_full(sequence, self.max_len)
-        self._replies.token(sequence, sample, FinishReason.LENGTH if full else None)
-        if full:
-            self._leave(sequence)
+            self._finish(sequence, FinishReason.STOP, sample)
+        elif only_scores(sequence):
+            self._finish(sequence, FinishReason.LENGTH, sample)
+        elif stops_at(sequence, sample.token_id, self._eos_token_ids):
+            self._finish(sequence, FinishReason.STOP, sample, stop_token_id=sample.token_id)
+        else:
+            sequence.token_ids.append(sample.token_id)
+            self._num_generation_tokens += 1
+            full = is_full(sequence, self.max_len)
+            self._replies.token(sequence, sample, FinishReason.LENGTH if full else None)
+            if full:
+                self._leave(sequence)
 
     # --- ending -----------------------------------------------------------------------------------------------------
 
     def _finish(
-        self,
-        sequence: SequenceState,
-        reason: FinishReason,
-        *,
-        stop_token_id: int | None = None,
-        prompt_logprobs: Logprobs | None = None,
+        self, sequence: SequenceState, reason: FinishReason, sample: Sample, stop_token_id: int | None = None
     ) -> None:
-        self._replies.end(sequence, reason, stop_token_id=stop_token_id, prompt_logprobs=prompt_logprobs)
+        """End a sequence whose last sample is no token of its text."""
+        self._replies.end(
+            sequence,
+            reason,
+            stop_token_id=stop_token_id,
+            error=sample.error,
+            error_kind=sample.error_kind,
+            prompt_logprobs=sample.prompt_logprobs,
+            pooled=sample.pooled,
+        )
         self._leave(sequence)
 
     def _leave(self, sequence: SequenceState) -> None:
