@@ -20,7 +20,7 @@ from orchestrator.launch.reaper import reap
 from orchestrator.launch.shell import EngineShell, engine_mark
 from orchestrator.launch.subprocess import NUM_LAST_LINES
 
-_FENCE_S = 1.0  # an engine that is to be killed, on a node that is out of reach for this long, counts as dead
+_FENCE_S = 1.0  # a node that does not answer for this long is out of reach; what is to be killed there counts as dead
 _REACH_POLL_S = 0.5
 _KILLED_S = 5.0  # what a killed process needs to be gone, driver and device included
 

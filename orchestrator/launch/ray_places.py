@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.util.placement_group import (
@@ -40,7 +40,9 @@ class RayPlaces:
         assert rank not in self._groups
         self._groups[rank] = placement_group([self.bundle])
         try:
-            await self.wait()
+            await _wait_placed(
+                [self._groups[rank]], self.bundle
+            )  # not for others: one that has lost its node may be without for minutes
         except BaseException:
             self.remove(rank)
             raise
@@ -57,14 +59,7 @@ class RayPlaces:
         Raises:
             StartupError: they do not all have one soon; says what is needed and what is free.
         """
-        deadline = asyncio.get_running_loop().time() + _PLACE_S
-        while waiting := [group for group in self._groups.values() if not _is_placed(group)]:
-            if asyncio.get_running_loop().time() > deadline:
-                raise StartupError(
-                    f"{len(waiting)} of {len(self._groups)} ranks find no place within {_PLACE_S:g} s: each needs "
-                    f"{amounts(self.bundle)}, the Ray cluster has {amounts(ray_cluster.free_resources())} free"
-                )
-            await asyncio.sleep(_PLACE_POLL_S)
+        await _wait_placed(list(self._groups.values()), self.bundle)
 
     async def wait_again(self, rank: int) -> None:
         """Wait until a rank has a place again, for as long as that takes: a lost node may be replaced after minutes."""
@@ -91,6 +86,17 @@ class RayPlaces:
         """Give every place back; idempotent."""
         for rank in list(self._groups):
             self.remove(rank)
+
+
+async def _wait_placed(groups: Sequence[PlacementGroup], bundle: Mapping[str, float]) -> None:
+    deadline = asyncio.get_running_loop().time() + _PLACE_S
+    while waiting := [group for group in groups if not _is_placed(group)]:
+        if asyncio.get_running_loop().time() > deadline:
+            raise StartupError(
+                f"{len(waiting)} of {len(groups)} ranks find no place within {_PLACE_S:g} s: each needs "
+                f"{amounts(bundle)}, the Ray cluster has {amounts(ray_cluster.free_resources())} free"
+            )
+        await asyncio.sleep(_PLACE_POLL_S)
 
 
 def _is_placed(group: PlacementGroup) -> bool:
