@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from engine.wire.build import build_id
-from engine.wire.messages import EnginePhase
+from engine.wire.messages import EnginePhase, Load
 from engine.wire.seats import EndKind
 from lb.group_view import GroupView, experts_of
 from lb.totals import Totals
@@ -21,6 +21,13 @@ from metrics.stats import RankStats, ServingStats
 _ENGINE = ["engine"]
 _API_SERVER = ["api_server"]
 
+_NO_LOAD = Load()
+
+
+def _load(view: EngineView) -> Load:
+    return _NO_LOAD if view.report is None else view.report.load
+
+
 _RANK_GAUGES: tuple[tuple[str, str, Callable[[EngineView], float]], ...] = (
     (
         "shoal_engine_up",
@@ -30,22 +37,22 @@ _RANK_GAUGES: tuple[tuple[str, str, Callable[[EngineView], float]], ...] = (
     (
         "shoal_requests_running",
         "Sequences in the rank's running batch, of all clients",
-        lambda view: view.report.load.num_running if view.report else 0,
+        lambda view: _load(view).num_running,
     ),
     (
         "shoal_requests_waiting",
         "Sequences the rank has received and not started, of all clients",
-        lambda view: view.report.load.num_queued + view.report.load.num_waiting if view.report else 0,
+        lambda view: _load(view).num_queued + _load(view).num_waiting,
     ),
     (
         "shoal_waiting_tokens",
         "Tokens the rank must compute before each of its waiting sequences has its next one, of all clients",
-        lambda view: view.report.load.num_waiting_tokens if view.report else 0,
+        lambda view: _load(view).num_waiting_tokens,
     ),
     (
         "shoal_kv_cache_usage_ratio",
         "Used share of the rank's KV cache, 0 to 1",
-        lambda view: view.report.load.kv_usage if view.report else 0.0,
+        lambda view: _load(view).kv_usage,
     ),
     (
         "shoal_engine_parked",

@@ -30,7 +30,6 @@ MAX_FOLLOWERS = 64
 """Open event streams of one process: each keeps a call to the supervisor waiting."""
 
 _ACCEPTED = 202
-_TOO_LATE = 408
 _FAILED = 500
 _KEY = Field(None, min_length=1, max_length=256)
 

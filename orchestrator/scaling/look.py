@@ -1,6 +1,7 @@
 """From seats, reports and the group's state to the facts an operation decides by. Pure."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from engine.wire.ids import EngineId
 from engine.wire.messages import GroupState
@@ -21,25 +22,30 @@ def look(
     ranks = {}
     for rank in concerned:
         seat = engines.seats.at(rank)
-        place = places.of(rank, seat is not None or is_published(rank, engines.group_state))
-        if seat is None:
-            ranks[rank] = RankFacts(place=place, reason=places.reason(rank))
-        else:
-            ranks[rank] = RankFacts(
-                place=place,
-                engine=engine_stage(seat),
-                progress=seat.progress,
-                is_reached=seat.engine_id in reached,
-                is_empty=seat.is_empty,
-                num_sequences=seat.num_sequences,
-                is_member=is_member(seat.engine_id, state, wanted),
-                reason=seat.end_reason or places.reason(rank),
-            )
+        place = places.of(rank, has_seat=seat is not None or is_published(rank, engines.group_state))
+        known = RankFacts(place=place, reason=places.reason(rank))
+        if seat is not None:
+            is_counted_on = is_member(seat.engine_id, state, wanted)
+            known = _with_seat(known, seat, is_reached=seat.engine_id in reached, is_member=is_counted_on)
+        ranks[rank] = known
     healing = tuple(
         seat.engine_id.rank for seat in engines.seats if seat.engine_id.rank not in concerned and is_healing(seat)
     )
     group = group_stage(state, wanted) if is_lockstep else GroupStage.SWITCHED
     return Facts(ranks, healing, group, is_served=any(seat.is_ready for seat in wanted))
+
+
+def _with_seat(known: RankFacts, seat: SeatStatus, *, is_reached: bool, is_member: bool) -> RankFacts:
+    return replace(
+        known,
+        engine=engine_stage(seat),
+        progress=seat.progress,
+        is_reached=is_reached,
+        is_empty=seat.is_empty,
+        num_sequences=seat.num_sequences,
+        is_member=is_member,
+        reason=seat.end_reason or known.reason,
+    )
 
 
 def is_published(rank: int, state: GroupState | None) -> bool:

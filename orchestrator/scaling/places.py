@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from client.tasks import log_failure
 from orchestrator.launch.host import EngineHost
 from orchestrator.scaling.facts import Place
 
@@ -20,7 +21,7 @@ class Places:
         self._reasons: dict[int, str] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
-    def of(self, rank: int, has_seat: bool) -> Place:
+    def of(self, rank: int, *, has_seat: bool) -> Place:
         """Return whether the host keeps a place for a rank; one that has a seat has a place."""
         return self._places.get(rank, Place.HELD if has_seat else Place.NONE)
 
@@ -72,6 +73,7 @@ class Places:
 
         task = asyncio.create_task(run(), name=f"place of rank {rank}")
         self._tasks[rank] = task
+        task.add_done_callback(log_failure)
         task.add_done_callback(lambda done: self._tasks.pop(rank) if self._tasks.get(rank) is done else None)
 
     async def _reserve(self, rank: int) -> None:

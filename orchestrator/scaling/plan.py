@@ -72,7 +72,7 @@ def _check_named(remove: Sequence[int], ranks: Collection[int]) -> None:
 
 def _check_size(size: int, field: str, limits: ScaleLimits) -> None:
     if size < limits.min_size:
-        message = f"{size} ranks are too few: {limits.min_size} must stay"
+        message = f"{size} ranks are too few: {limits.min_size} must stay (--min-data-parallel-size)"
         raise ScaleRefusedError(RefusalKind.INVALID, message, field)
     if size > limits.max_size:
         message = f"{size} ranks are too many: at most {limits.max_size} (--max-data-parallel-size)"

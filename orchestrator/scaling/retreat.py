@@ -38,8 +38,8 @@ class Retreat:
         return self._empty_and_stop(rank, known, now)
 
     def _empty_and_stop(self, rank: int, known: RankFacts, now: float) -> list[Verb]:
-        is_due = now - self._moving_since.setdefault(rank, now) >= self._deadlines.move_s
-        if not (known.is_empty and not known.is_member) and not is_due:
+        has_time = now - self._moving_since.setdefault(rank, now) < self._deadlines.move_s
+        if has_time and (known.is_member or not known.is_empty):
             return [Verb.CORDON, Verb.MOVE, Verb.LEAVE]
         is_late = now - self._stopping_since.setdefault(rank, now) >= self._deadlines.stop_s
         return [Verb.STOP, Verb.KILL] if is_late else [Verb.STOP]
