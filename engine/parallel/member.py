@@ -38,6 +38,17 @@ class StepVerdict:
     switches: bool
 
 
+def leaves_below(state: GroupState) -> int:
+    """Return the epoch below which every group is to be left, out of a collective even; 0: none.
+
+    A direct proposal calls everybody. A planned one is made when all members step in what is committed: who is in an
+    older group then, a leaver that is to stay after all perhaps, waits there for nobody.
+    """
+    if state.proposal is None:
+        return 0
+    return state.proposal.epoch if state.direct else state.committed.epoch
+
+
 class Member:
     """One rank's part in waves and epochs.
 
@@ -47,7 +58,8 @@ class Member:
     epoch: of the group it steps in; 0 outside. preparing: the newest attempt that was begun. ready_epoch: of the group
     that it prepared last and still has, which may be the one it steps in.
     wave, step: where it stands; joiners adopt the highest. committed: the newest committed membership it has seen.
-    peers: members of the group it steps in. max_epoch_seen: no epoch up to here may be used for another attempt.
+    peers: members of the group it steps in. broken_epoch: of the newest one it parked in: peers may not have noticed.
+    max_epoch_seen: no epoch up to here may be used for another attempt.
     """
 
     def __init__(self, engine_id: EngineId) -> None:
@@ -55,13 +67,14 @@ class Member:
         self._newest = (-1, -1)
         self._wave_seen = 0
         self._proposal: Membership | None = None
-        self._is_direct = False
+        self._leaves_below = 0
         self._seats: Mapping[int, Seat] = {}
         self.peers: Sequence[EngineId] = ()
         self.stance = Stance.OUTSIDE
         self.epoch = 0
         self.preparing = 0
         self.ready_epoch = 0
+        self.broken_epoch = 0
         self.max_epoch_seen = 0
         self.wave = 0
         self.step = 0
@@ -76,7 +89,7 @@ class Member:
             return
         self._newest = number
         self._proposal = state.proposal
-        self._is_direct = state.direct
+        self._leaves_below = leaves_below(state)
         self._seats = seats_by_rank(state.seats)
         self._wave_seen = max(self._wave_seen, state.wave_started)
         if state.committed.epoch > self.committed.epoch:
@@ -100,6 +113,7 @@ class Member:
         """Park: the group's exchange broke, or it must be left. What was under way is to be discarded."""
         if self.stance is not Stance.OUTSIDE:
             self.stance = Stance.PARKED
+            self.broken_epoch = self.epoch
 
     def on_exchange(self, headers: Sequence[StepHeader]) -> StepVerdict:
         """Take in everybody's headers, this rank's own included, and decide what all decide."""
@@ -136,14 +150,12 @@ class Member:
     def must_leave(self) -> bool:
         """Tell whether this rank is to leave the group it is in, out of a collective even.
 
-        A direct proposal calls it, or a member is gone: connections to a host that is out of reach do not break, and of
-        a group that is being left the coordinator takes no care any more.
+        The group is over, or a member is gone: connections to a host that is out of reach do not break, and of a group
+        that is being left the coordinator takes no care any more.
         """
         if self.stance not in (Stance.IDLE, Stance.RUNNING):
             return False
-        proposal = self._proposal
-        is_called = self._is_direct and proposal is not None and proposal.epoch > self.epoch
-        return is_called or any_has_ended(self.peers, self._seats)
+        return self._leaves_below > self.epoch or any_has_ended(self.peers, self._seats)
 
     @property
     def to_prepare(self) -> Membership | None:

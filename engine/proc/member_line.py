@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.parallel.member import Member, Stance
+from engine.parallel.member import Member, Stance, leaves_below
 from engine.proc.shared import SharedState
 from engine.wire.ids import EngineId
 from engine.wire.messages import EnginePhase, GroupState, MemberStatus, Seat
@@ -26,7 +26,7 @@ class MemberLine:
     """Newest state of the coordinator and prepared groups in; the member's standing out.
 
     Only the newest state counts, so one slot holds it. ``must_leave`` is asked from inside collectives, while the loop
-    cannot take a state: it looks at what the input thread noted on arrival, the newest direct proposal and the seats.
+    cannot take a state: it looks at what the input thread noted on arrival, which groups are over and the seats.
 
     failed_epoch, num_empty_steps, collective_s: written by the loop. heard_at: monotonic seconds of the coordinator's
     last word.
@@ -37,7 +37,7 @@ class MemberLine:
         self._lock = threading.Lock()
         self._state: GroupState | None = None
         self._prepared: list[tuple[int, EpochGroup | None]] = []
-        self._direct_epoch = 0
+        self._leaves_below = 0
         self._seats: dict[int, Seat] = {}
         self._standing: tuple[int, Sequence[EngineId]] = (0, ())  # epoch and peers; written by the loop
         self.failed_epoch = 0
@@ -48,8 +48,7 @@ class MemberLine:
     def see(self, state: GroupState) -> None:
         """Take a state that is newer than all before; input thread."""
         with self._lock:
-            if state.direct and state.proposal is not None:
-                self._direct_epoch = max(self._direct_epoch, state.proposal.epoch)
+            self._leaves_below = max(self._leaves_below, leaves_below(state))
             self._state = state
             self._seats = seats_by_rank(state.seats)
             self.heard_at = time.monotonic()
@@ -63,7 +62,7 @@ class MemberLine:
 
     def must_leave(self, epoch: int) -> bool:
         """Tell whether whoever waits in a collective of this epoch shall leave it; any thread."""
-        if self._direct_epoch > epoch or self._shared.stop_reason is not None:
+        if self._leaves_below > epoch or self._shared.stop_reason is not None:
             return True
         standing, peers = self._standing
         return standing == epoch and any_has_ended(peers, self._seats)
@@ -97,5 +96,6 @@ class MemberLine:
                 expert_loads,
                 self.num_empty_steps,
                 self.collective_s,
+                member.broken_epoch,
             ),
         )

@@ -13,6 +13,7 @@ class Membership(Struct, array_like=True, frozen=True):
     expert_placement: ascending expert ids of each member; empty for independent ranks.
     store_address: endpoint where the members of a lockstep group meet to connect; one of theirs.
     held: expert ids each member holds already, for peers to hand over; empty when nobody can be asked.
+    rebalance_seq: the newest wish to place experts anew (``ClusterSettings``) that the placement follows.
     """
 
     epoch: int
@@ -20,6 +21,7 @@ class Membership(Struct, array_like=True, frozen=True):
     expert_placement: list[list[int]] = []
     store_address: str = ""
     held: list[list[int]] = []
+    rebalance_seq: int = 0
 
 
 class MemberStatus(Struct, array_like=True, frozen=True):
@@ -30,6 +32,7 @@ class MemberStatus(Struct, array_like=True, frozen=True):
     expert_loads: how often its own tokens chose each expert, over all layers; only grows.
     num_empty_steps: steps it took part in without a token of its own; only grows.
     collective_s: time inside the collectives of its steps, waiting for peers included; only grows.
+    broken_epoch: of the newest group that it let go of because it broke, or had to be left.
     """
 
     num_experts: int
@@ -39,6 +42,7 @@ class MemberStatus(Struct, array_like=True, frozen=True):
     expert_loads: list[int] = []
     num_empty_steps: int = 0
     collective_s: float = 0.0
+    broken_epoch: int = 0
 
 
 class PauseMode(IntEnum):

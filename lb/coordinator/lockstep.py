@@ -47,17 +47,24 @@ class LockstepGroup:
         self._max_epoch = (generation - 1) * _EPOCHS_PER_GENERATION
         self._reports: Mapping[int, EngineReport] = {}
         self._seats: Mapping[int, Seat] = {}
-        self._must_rebalance = False
+        self._rebalance_seq = 0
 
     @property
     def is_observed(self) -> bool:
-        """Tell whether every live member steps in the committed group and has seen the proposal and the newest wave."""
+        """Tell whether everybody has seen what is said here.
+
+        Every live member steps in the committed group, or has left it because of a dead one, and has seen the proposal
+        and the newest wave.
+        """
         epoch = self.proposal.epoch if self.proposal is not None else self.committed.epoch
         live = [report for member in self._everybody() if (report := self._live_report(member)) is not None]
+        members = self._members()
+        is_whole = len(members) == len(self.committed.members)
         return (
             self._is_settled()
             and all(report.max_epoch_seen >= epoch for report in live)
-            and all(report.wave >= self.waves.started for report in self._members())
+            and all(report.wave >= self.waves.started for report in members)
+            and (is_whole or all(report.phase is EnginePhase.PARKED for report in members))
         )
 
     def update(self, reports: Mapping[int, EngineReport], seats: Mapping[int, Seat]) -> bool:
@@ -81,9 +88,13 @@ class LockstepGroup:
         live = [report for report in members if report is not None and report.epoch == self.committed.epoch]
         return len(live) == len(members) and self.waves.on_first_request(wave, live)
 
-    def rebalance(self) -> None:
-        """Place experts anew, by how often each was chosen, with the next membership."""
-        self._must_rebalance = True
+    def rebalance(self, seq: int) -> None:
+        """Place experts anew, by how often each was chosen, unless that was done since it was wished for.
+
+        seq: of the newest wish. What is in force says which one it follows, so a wish is neither lost with an attempt
+        that comes to nothing nor fulfilled again by a successor.
+        """
+        self._rebalance_seq = seq
 
     # --- what others know already -----------------------------------------------------------------------------------
 
@@ -124,7 +135,13 @@ class LockstepGroup:
             return True
         if report.epoch == self.committed.epoch:
             return report.phase is EnginePhase.PARKED
-        return report.ready_epoch != self.committed.epoch
+        waits_in_vain = report.phase is not EnginePhase.PARKED and self._has_lost_somebody(report.epoch)
+        return report.ready_epoch != self.committed.epoch or waits_in_vain
+
+    def _has_lost_somebody(self, epoch: int) -> bool:
+        """Tell whether a rank, a leaver perhaps, let go of a group that is left: who did not notice never switches."""
+        statuses = [report.member for report in self._reports.values()]
+        return any(status is not None and 0 < status.broken_epoch == epoch for status in statuses)
 
     # --- both ways --------------------------------------------------------------------------------------------------
 
@@ -134,7 +151,7 @@ class LockstepGroup:
         if proposal is None:
             return False
         reports = [self._live_report(member) for member in proposal.members]
-        if not self.direct and (None in reports or any(map(self._has_failed, proposal.members))):
+        if not self.direct and (None in reports or any(map(self._stays_away, proposal.members))):
             self.proposal = None
             return False
         if all(report is not None and report.ready_epoch == proposal.epoch for report in reports):
@@ -146,19 +163,30 @@ class LockstepGroup:
         first = self._reports[members[0].rank].member
         assert first is not None, "only members of a lockstep group are proposed"
         held = [self._held(member) for member in members]
+        by_load = self._must_rebalance and not direct  # moves take time to load, as replicas do
         placement = place_experts(
             first.num_experts,
             held,
             0 if direct else self._num_redundant,  # replicas take time to load, and nobody serves until all are ready
-            self._expert_loads() if self._must_rebalance else None,
+            self._expert_loads() if by_load else None,
         )
-        self._must_rebalance = False
         # Where a group broke, a member may hold what the epoch before placed on it: then nobody asks its peers.
         given = [] if direct else [[] if self._is_asleep(m) else mine for m, mine in zip(members, held, strict=True)]
-        self.proposal = Membership(self._max_epoch, members, placement, first.store_address, given)
+        self.proposal = Membership(
+            self._max_epoch,
+            members,
+            placement,
+            first.store_address,
+            given,
+            self._rebalance_seq if by_load else self.committed.rebalance_seq,
+        )
         self.direct = direct
 
     # --- the planned way --------------------------------------------------------------------------------------------
+
+    @property
+    def _must_rebalance(self) -> bool:
+        return self._rebalance_seq > self.committed.rebalance_seq
 
     def _plan(self) -> None:
         """Propose what the seats want when it is not in force, once the last change has settled."""
@@ -191,10 +219,12 @@ class LockstepGroup:
         return sorted([*loaded, *filter(self._is_busy_leaver, self.committed.members)])
 
     def _is_busy_leaver(self, member: EngineId) -> bool:
-        seat, report = self._seats.get(member.rank), self._live_report(member)
-        if seat is None or seat.state is not SeatState.LEAVING or report is None:
-            return False
-        return report.load.num_sequences > 0
+        report = self._live_report(member)
+        return report is not None and report.load.num_sequences > 0 and self._is_leaving(member)
+
+    def _is_leaving(self, member: EngineId) -> bool:
+        seat = self._seats.get(member.rank)
+        return seat is not None and seat.engine_id == member and seat.state is SeatState.LEAVING
 
     def _expert_loads(self) -> list[float]:
         """Return how often each expert was chosen, by the tokens of all engines that are heard."""
@@ -245,6 +275,10 @@ class LockstepGroup:
         """Tell whether a member has its experts in no memory, and so has none to give."""
         report = self._live_report(member)
         return report is not None and report.is_sleeping
+
+    def _stays_away(self, member: EngineId) -> bool:
+        """Tell whether a member could not prepare the proposal, or is asked to go before it has joined."""
+        return self._has_failed(member) or (member not in self.committed.members and self._is_leaving(member))
 
     def _held(self, member: EngineId) -> list[int]:
         if member not in self.committed.members:

@@ -163,8 +163,8 @@ class CoordinatorState:
         wishes = (dismissed, report.settings)
         if seats != self._seats or wishes != (self._dismissed, self._settings) or clients_changed:
             self._seats = seats
-            if self._lockstep is not None and report.settings.rebalance_seq > self._settings.rebalance_seq:
-                self._lockstep.rebalance()
+            if self._lockstep is not None:
+                self._lockstep.rebalance(report.settings.rebalance_seq)
             self._dismissed, self._settings = wishes
             self.group_version += 1
             self._forget_the_gone(now)

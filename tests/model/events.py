@@ -9,13 +9,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from engine.parallel.member import Member, Stance
+from engine.parallel.member import Member, Stance, leaves_below
 from engine.wire.ids import EngineId
 from engine.wire.messages import GroupState, Membership, Seat, SeatState
 from engine.wire.seats import seats_by_rank
 from lb.coordinator.lockstep import LockstepGroup
 from tests.model.outlook import Event, Outlook
 from tests.model.parts import Coordinator, Group, Place, Rank
+from tests.model.safety import check_headers, check_held, parked
 from tests.model.world import Budget, ViolationError, World
 
 _USUAL_AGE = 1000  # states a coordinator has published when it ends: its successor counts from 0
@@ -78,12 +79,14 @@ class Rules(Outlook):
         """Let an event change a world that may be changed."""
         name, rank, way = event
         handler: Callable[[World, int, int], None] = getattr(self, f"_on_{name}")
+        before = parked(world)
         try:
             handler(world, rank, way)
         except AssertionError as error:
             raise ViolationError(f"{event}: {error}") from error
-        if self.is_calm and any(it.member.stance is Stance.PARKED for it in world.ranks.values()):
-            raise ViolationError(f"{event}: a rank parks, and nothing went wrong")
+        members = world.coordinator.group.committed.members
+        if self.is_calm and any(engine_id in members for engine_id in parked(world) - before):
+            raise ViolationError(f"{event}: a member parks, and nothing went wrong")
         world.tidy()
 
     # the network
@@ -111,7 +114,8 @@ class Rules(Outlook):
         gone = [rank for rank, r in coordinator.reports.items() if not _is_listed(world.seats, r.engine_id)]
         for rank in gone:
             del coordinator.reports[rank]
-        coordinator.settings = world.settings
+        coordinator.settings, coordinator.rebalances = world.settings, world.rebalances
+        coordinator.group.rebalance(world.rebalances)
         self._update(world, coordinator, changed=True)
 
     def _on_get(self, world: World, rank: int, number: int) -> None:
@@ -123,8 +127,7 @@ class Rules(Outlook):
         if is_newer:
             it.seats = seats_by_rank(state.seats)
         it.seen = max(it.seen, number)
-        if state.direct and state.proposal is not None:
-            it.direct_seen = max(it.direct_seen, state.proposal.epoch)
+        it.leaves_below = max(it.leaves_below, leaves_below(state))
         self._loop(world, it)
 
     def _update(self, world: World, coordinator: Coordinator, *, changed: bool = False) -> None:
@@ -158,6 +161,7 @@ class Rules(Outlook):
 
     def _on_meet(self, world: World, rank: int, _way: int) -> None:
         it = world.own_rank(rank)
+        check_held(world, it)
         it.is_waited_for, it.result = False, True
         self._loop(world, it)
 
@@ -182,7 +186,7 @@ class Rules(Outlook):
         else:
             group = world.own_group(place.epoch)
             headers = dict(group.posts)[place.position]
-            _check_headers(place, headers)
+            check_headers(place, headers)
             verdict = it.member.on_exchange(list(headers))
             if group.verdict[0] == place.position:
                 assert group.verdict[1] == verdict, f"{group.verdict[1]} and {verdict} of one exchange"
@@ -199,8 +203,13 @@ class Rules(Outlook):
             self._switch(it)
         self._loop(world, it)
 
-    def _on_break(self, world: World, rank: int, _way: int) -> None:
+    def _on_break(self, world: World, rank: int, way: int) -> None:
+        """Let an exchange end without result; way 1: for this rank alone, and nobody notices that it lets go."""
         it = world.own_rank(rank)
+        if way:
+            assert it.place is not None
+            world.spend("cuts")
+            world.own_group(it.place.epoch).cut |= {it.engine_id}
         it.place, it.switches = None, False
         it.member.on_broken()
         self._loop(world, it)
@@ -282,7 +291,8 @@ class Rules(Outlook):
         it.standby = 0
 
     def _let_go(self, world: World, it: Rank, epoch: int) -> None:
-        if epoch in world.groups and it.engine_id not in world.groups[epoch].gone:
+        group = world.groups.get(epoch)
+        if group is not None and it.engine_id not in group.gone | group.cut:
             world.own_group(epoch).gone |= {it.engine_id}
 
     # the world outside
@@ -329,9 +339,7 @@ class Rules(Outlook):
 
     def _on_rebalance(self, world: World, _rank: int, _way: int) -> None:
         world.spend("rebalances")
-        coordinator = world.own_coordinator()
-        coordinator.group.rebalance()
-        self._update(world, coordinator)
+        world.rebalances += 1
 
     def _on_join(self, world: World, _rank: int, _way: int) -> None:
         world.spend("joins")
@@ -345,6 +353,11 @@ class Rules(Outlook):
     def _on_cordon(self, world: World, rank: int, _way: int) -> None:
         world.spend("leaves")
         world.seats = {**world.seats, rank: replace(world.seats[rank], state=SeatState.LEAVING)}
+
+    def _on_restore(self, world: World, rank: int, _way: int) -> None:
+        """Let a rank stay after all, whether or not the group has gone on without it."""
+        world.spend("returns")
+        world.seats = {**world.seats, rank: replace(world.seats[rank], state=SeatState.ALIVE)}
 
     def _on_go(self, world: World, rank: int, _way: int) -> None:
         self._end(world, rank)
@@ -366,9 +379,3 @@ def _is_listed(seats: dict[int, Seat], engine_id: EngineId) -> bool:
     if seat is None or engine_id.incarnation < seat.engine_id.incarnation:
         return False
     return engine_id != seat.engine_id or seat.state != SeatState.DEAD
-
-
-def _check_headers(place: Place, headers: tuple[Any, ...]) -> None:
-    assert all(header.epoch == place.epoch for header in headers), f"epochs differ in one exchange: {headers}"
-    if place.position > 0:
-        assert len({header.step for header in headers}) == 1, f"steps differ in one exchange: {headers}"

@@ -54,6 +54,10 @@ class Outlook:
                 yield ("die", rank, 1)
             if budget.leaves and world.seats[rank].state is SeatState.ALIVE:
                 yield ("cordon", rank, 0)
+            if budget.returns and world.seats[rank].state is SeatState.LEAVING:
+                yield ("restore", rank, 0)
+            if budget.cuts and it.place is not None:
+                yield ("break", rank, 1)
             if budget.failures and it.is_waited_for and not self._may_fail(world, it):
                 yield ("fail", rank, 1)
         if budget.refills:
@@ -92,7 +96,7 @@ class Outlook:
                 yield ("take", rank, 1)
         if group.gone:
             yield ("break", rank, 0)
-        if it.direct_seen > place.epoch or it.has_lost_peer(world.epochs, place.epoch):
+        if it.leaves_below > place.epoch or it.has_lost_peer(world.epochs, place.epoch):
             yield ("leave", rank, 0)
 
     def _may_fail(self, world: World, it: Rank) -> bool:
@@ -101,7 +105,7 @@ class Outlook:
         Of a death that the coordinator has not heard of only a budget makes use: attempts could fail without end.
         """
         group = world.groups[it.preparing]
-        if it.direct_seen > it.preparing:
+        if it.leaves_below > it.preparing:
             return True
         for member in group.membership.members:
             other = world.ranks.get(member.rank)
@@ -114,11 +118,13 @@ class Outlook:
         return False
 
     def _may_go(self, world: World, rank: int, it: Rank) -> bool:
-        """Tell whether a leaver may end: the others have gone on without it."""
+        """Tell whether a leaver may end: the others have gone on without it, and will not count on it again."""
         coordinator = world.coordinator
         if world.seats[rank].state is not SeatState.LEAVING or coordinator.seats.get(rank) != world.seats[rank]:
             return False
-        committed = coordinator.group.committed
+        committed, proposal = coordinator.group.committed, coordinator.group.proposal
+        if proposal is not None and it.engine_id in proposal.members:
+            return False
         reports = [coordinator.reports.get(member.rank) for member in committed.members]
         return (
             it.engine_id not in committed.members
@@ -128,4 +134,5 @@ class Outlook:
 
     def has_news(self, world: World) -> bool:
         coordinator = world.coordinator
-        return coordinator.seats is not world.seats or coordinator.settings != world.settings
+        known = coordinator.settings, coordinator.rebalances
+        return coordinator.seats is not world.seats or known != (world.settings, world.rebalances)

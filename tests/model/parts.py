@@ -56,7 +56,8 @@ class Rank:
     """One engine's process.
 
     slot: number of a state that its input thread has and its loop has not taken. seen: number of the newest it got.
-    direct_seen: epoch of the newest direct proposal among them. standby: epoch of the group that is ready beside.
+    leaves_below: epoch below which groups
+    are to be left by one of them. standby: epoch of the group that is ready beside.
     result: of a preparation that is over, not taken by the loop yet. switches: the step it is in is its group's last.
     settings: how often pause and resume were seen; odd while paused.
     """
@@ -68,7 +69,7 @@ class Rank:
     settings: int = 0
     slot: int = -1
     seen: int = -1
-    direct_seen: int = 0
+    leaves_below: int = 0
     preparing: int = 0
     result: bool | None = None
     is_waited_for: bool = False
@@ -90,7 +91,7 @@ class Rank:
             self.settings,
             self.slot,
             self.seen,
-            self.direct_seen,
+            self.leaves_below,
             self.preparing,
             self.result,
             self.is_waited_for,
@@ -128,7 +129,12 @@ class Rank:
             {},
             _LOADS[self.has_work],
             member=MemberStatus(
-                NUM_EXPERTS, f"h:{self.engine_id.rank}", member.committed, self.failed_epoch, [2, 1, 1]
+                NUM_EXPERTS,
+                f"h:{self.engine_id.rank}",
+                member.committed,
+                self.failed_epoch,
+                [2, 1, 1],
+                broken_epoch=member.broken_epoch,
             ),
         )
 
@@ -153,12 +159,13 @@ class Rank:
                     m._wave_seen,
                     m._newest[0] + 2,
                     m.committed.epoch,
+                    m.broken_epoch,
                     _epoch_of(m._proposal),
-                    m._is_direct,
+                    m._leaves_below,
                     self.is_loaded,
                     self.has_work,
                     self.settings,
-                    self.direct_seen,
+                    self.leaves_below,
                     self.preparing,
                     self.result,
                     self.is_waited_for,
@@ -179,12 +186,14 @@ class Group:
     """The connections of one epoch. begun: members that came to connect. entered: collectives each began since.
 
     posts: what was sent into the collectives that somebody may still take, by position and member. gone: members that
-    died or let go. verdict: what the newest completed exchange decided, as the first to take it saw it.
+    died or let go. cut: members whose letting go nobody notices. verdict: what the newest completed exchange decided,
+    as the first to take it saw it.
     """
 
     membership: Membership
     begun: frozenset[EngineId] = frozenset()
     gone: frozenset[EngineId] = frozenset()
+    cut: frozenset[EngineId] = frozenset()
     entered: tuple[int, ...] = ()
     posts: tuple[tuple[int, tuple[Any, ...]], ...] = ()
     verdict: tuple[int, Any] = (-1, None)
@@ -201,7 +210,7 @@ class Group:
 
     def copy(self) -> "Group":
         """Return connections that can be changed."""
-        return Group(self.membership, self.begun, self.gone, self.entered, self.posts, self.verdict)
+        return Group(self.membership, self.begun, self.gone, self.cut, self.entered, self.posts, self.verdict)
 
     def keys(self) -> dict[int, tuple[Any, ...]]:
         """Return by rank what tells it from others: all but the numbers of steps, and who is ahead for positions."""
@@ -214,6 +223,7 @@ class Group:
                     member.incarnation,
                     member in self.begun,
                     member in self.gone,
+                    member in self.cut,
                     self.entered[index] - base,
                     newest,
                     tuple((at - base, _post_key(row[index])) for at, row in self.posts),
@@ -236,6 +246,7 @@ class Coordinator:
     reports: dict[int, EngineReport] = field(default_factory=dict)
     seats: dict[int, Seat] = field(default_factory=dict)
     settings: int = 0
+    rebalances: int = 0
     num_states: int = 0
     cached_key: int = 0
 
@@ -252,7 +263,7 @@ class Coordinator:
                     group.waves.started,
                     group._max_epoch,
                     self.settings,
-                    group._must_rebalance,
+                    self.rebalances,
                 )
             )
         return self.cached_key
@@ -279,7 +290,7 @@ def report_key(report: EngineReport) -> tuple[Any, ...]:
         int(report.phase),
         report.has_work,
         report.load.num_running,
-        None if member is None else (member.membership.epoch, member.failed_epoch),
+        None if member is None else (member.membership.epoch, member.failed_epoch, member.broken_epoch),
     )
 
 

@@ -110,8 +110,10 @@ def random_walk(seed: int, max_ranks: int) -> Walk:
         failures=dice.choice([0, 0, 1, 2]),
         rebalances=dice.choice([0, 0, 1]),
         wishes=dice.choice([0, 0, 1]),
+        returns=dice.choice([0, 0, 1, 2]),
+        cuts=dice.choice([0, 0, 0, 1]),
     )
-    is_calm = not (budget.deaths or budget.failures or budget.restarts)
+    is_calm = not (budget.deaths or budget.failures or budget.restarts or budget.cuts)
     rules = Rules(
         min_size=dice.choice([1, 1, 2]),
         mail_depth=dice.choice([1, 2, 3]),

@@ -75,6 +75,8 @@ _WEIGHTS = {
     "pause": 1,
     "join": 2,
     "cordon": 1,
+    "restore": 1,
+    "rebalance": 1,
     "die": 1,
     "fail": 2,
     "refill": 2,

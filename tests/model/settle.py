@@ -115,6 +115,8 @@ def unrest(world: World, min_size: int) -> str | None:
         return f"epoch {group.proposal.epoch} is still proposed"
     if wanted and group.committed.members != wanted:
         return f"members are {group.committed.members}, not {wanted}"
+    if wanted and group.committed.rebalance_seq != world.rebalances:
+        return f"experts were placed anew {group.committed.rebalance_seq} times, not {world.rebalances}"
     for engine_id in wanted:
         it = world.ranks[engine_id.rank]
         member = it.member

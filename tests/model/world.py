@@ -27,6 +27,8 @@ class Budget(NamedTuple):
     failures: int = 0
     rebalances: int = 0
     wishes: int = 0
+    returns: int = 0
+    cuts: int = 0
 
 
 class World:
@@ -36,6 +38,7 @@ class World:
     states: those that somebody may still get, by number. mail: by rank, reports on the way, the newest last.
     epochs: what each number named, for good; epochs_of: by rank, those that name it, each with the incarnation.
     committed: those that were ever put in force. settings: how often the operator has paused and resumed.
+    rebalances: how often experts were to be placed anew.
     """
 
     __slots__ = (
@@ -49,6 +52,7 @@ class World:
         "num_seats",
         "num_states",
         "ranks",
+        "rebalances",
         "seats",
         "settings",
         "states",
@@ -60,6 +64,7 @@ class World:
         self.seats: dict[int, Seat] = {}
         self.num_seats = 0
         self.settings = 0
+        self.rebalances = 0
         self.budget = budget
         self.states: dict[int, GroupState] = {}
         self.num_states = 0
@@ -77,6 +82,7 @@ class World:
         copied.seats = self.seats
         copied.num_seats = self.num_seats
         copied.settings = self.settings
+        copied.rebalances = self.rebalances
         copied.budget = self.budget
         copied.states = dict(self.states)
         copied.num_states = self.num_states
@@ -103,7 +109,7 @@ class World:
         group = twin(old.group)
         group.waves = twin(group.waves)
         self.coordinator = Coordinator(
-            old.generation, group, dict(old.reports), old.seats, old.settings, old.num_states
+            old.generation, group, dict(old.reports), old.seats, old.settings, old.rebalances, old.num_states
         )
         return self.coordinator
 
@@ -138,6 +144,7 @@ class World:
                 tuple(sorted([self._key_of(rank, index) for rank in ranks])),
                 self.coordinator.key(),
                 self.settings,
+                self.rebalances,
                 self.budget,
                 tuple([state_key(self.states[number]) for number in numbers]),
                 self.committed,

@@ -248,3 +248,21 @@ def test_a_rank_leaves_a_group_with_a_dead_member(running: Driver) -> None:
     assert not running.member.must_leave
     running.publish(seats=[Seat(E0, ALIVE), Seat(E1, DEAD)])
     assert running.member.stance is Stance.PARKED
+
+
+def test_who_is_left_in_a_group_that_is_over_leaves_it(running: Driver) -> None:
+    """Found by the search: a leaver that was to stay after all waited for those that had gone on without it."""
+    running.publish(committed=Membership(2, [E1]))
+    assert running.stance() is Stance.RUNNING, "its peers may need it to switch"
+    running.publish(proposal=Membership(3, BOTH))
+    assert running.stance() is Stance.PARKED
+
+
+def test_a_rank_says_which_group_it_let_go_of(running: Driver) -> None:
+    assert running.member.broken_epoch == 0
+    running.member.on_broken()
+    running.publish(proposal=Membership(2, BOTH), direct=True)
+    running.prepare()
+    running.publish(proposal=None, direct=False, committed=Membership(2, BOTH))
+    running.member.on_switched()
+    assert running.member.broken_epoch == 1

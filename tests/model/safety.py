@@ -1,0 +1,31 @@
+"""What must hold in every world, beside what the machines assert themselves."""
+
+from typing import Any
+
+from engine.parallel.member import Stance
+from engine.wire.ids import EngineId
+from tests.model.parts import Place, Rank
+from tests.model.world import World
+
+
+def parked(world: World) -> set[EngineId]:
+    """Return the ranks that are parked."""
+    return {it.engine_id for it in world.ranks.values() if it.member.stance is Stance.PARKED}
+
+
+def check_held(world: World, it: Rank) -> None:
+    """Check that a rank has what it is to hand over: the experts of the group it steps in, or stepped in last."""
+    wanted = world.epochs[it.preparing]
+    if not wanted.held:
+        return
+    told = wanted.held[wanted.members.index(it.engine_id)]
+    own = world.epochs.get(it.member.epoch, wanted)
+    has = own.expert_placement[own.members.index(it.engine_id)] if it.member.epoch else []
+    assert set(told) <= set(has), f"rank {it.engine_id} is to hand over {told} and has {has}"
+
+
+def check_headers(place: Place, headers: tuple[Any, ...]) -> None:
+    """Check that all in one exchange are at the same epoch and step."""
+    assert all(header.epoch == place.epoch for header in headers), f"epochs differ in one exchange: {headers}"
+    if place.position > 0:
+        assert len({header.step for header in headers}) == 1, f"steps differ in one exchange: {headers}"

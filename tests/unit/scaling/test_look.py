@@ -1,0 +1,60 @@
+"""The facts of a scale operation: what is read from seats, reports and the group's state."""
+
+from collections import Counter
+
+import pytest
+from msgspec.structs import replace
+
+from engine.wire.ids import EngineId
+from engine.wire.messages import GroupState, Membership, Seat, SeatState
+from orchestrator.restarts import RestartRule, Restarts
+from orchestrator.scaling.look import is_member
+from orchestrator.seats import SeatHistory, SeatStatus
+from tests.unit.orchestrator.reports import report
+
+E0, E1 = EngineId(0, 1), EngineId(1, 1)
+
+
+def stayer(epoch: int) -> SeatStatus:
+    """Return the seat of rank 0, whose engine steps in an epoch."""
+    history = SeatHistory(Restarts(RestartRule(max_in_row=1)), Counter())
+    return SeatStatus(E0, history, replace(report(E0, 1), epoch=epoch))
+
+
+def state(
+    *members: EngineId, epoch: int = 2, proposed: Membership | None = None, seat: SeatState = SeatState.LEAVING
+) -> GroupState:
+    """Return a state that shows rank 1 in a seat like this."""
+    seats = [Seat(E0, SeatState.ALIVE), Seat(E1, seat)]
+    return GroupState(1, 1, Membership(epoch, list(members)), proposed, False, [], 0, 0, [], seats)
+
+
+@pytest.mark.parametrize(
+    ("seen", "epoch_of_others", "expected"),
+    [
+        (state(E0, E1), 2, True),
+        (state(E0), 1, True),
+        (state(E0), 2, False),
+        (state(E0, seat=SeatState.DEAD), 2, False),
+        (state(E0, proposed=Membership(3, [E0, E1])), 2, True),
+        (state(E0, seat=SeatState.ALIVE), 2, True),
+        (state(epoch=0), 2, True),
+        (state(epoch=0), 0, False),
+        (None, 0, False),
+    ],
+    ids=[
+        "it is a member",
+        "others still step with it",
+        "all step without it",
+        "it died",
+        "it is proposed",
+        "the coordinator does not know yet that it leaves",
+        "the coordinator has just started",
+        "there is no group",
+        "ranks are independent",
+    ],
+)
+def test_a_group_counts_on_an_engine_until_it_can_no_more(
+    seen: GroupState | None, epoch_of_others: int, expected: bool
+) -> None:
+    assert is_member(E1, seen, [stayer(epoch_of_others)]) is expected
