@@ -34,11 +34,11 @@ class EngineView:
 
     engine_id: EngineId
     state: EngineState
-    reason: str
-    report: EngineReport | None
-    ready: EngineReady | None
-    seat: Seat | None
-    num_in_flight: int
-    load_score: float
-    num_picks: int
+    reason: str = ""
+    report: EngineReport | None = None
+    ready: EngineReady | None = None
+    seat: Seat | None = None
+    num_in_flight: int = 0
+    load_score: float = 0.0
+    num_picks: int = 0
     totals: Totals = NOTHING_COUNTED

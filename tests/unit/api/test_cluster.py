@@ -25,9 +25,7 @@ def view(
         reason=reason,
         report=report,
         ready=ready,
-        seat=None,
         num_in_flight=4,
-        load_score=0.0,
         num_picks=5,
     )
 

@@ -13,17 +13,7 @@ def view(rank: int, settings_seq: int | None, state: EngineState = EngineState.R
     engine_id = EngineId(rank, 1)
     phase = report.get("phase", EnginePhase.IDLE)
     said = EngineReport(engine_id, 1, 0, 0, 0, 0, phase, 0, False, {}, Load(), settings_seq=settings_seq or 0)
-    return EngineView(
-        engine_id=engine_id,
-        state=state,
-        reason="",
-        report=None if settings_seq is None else said,
-        ready=None,
-        seat=None,
-        num_in_flight=0,
-        load_score=0,
-        num_picks=0,
-    )
+    return EngineView(engine_id=engine_id, state=state, report=None if settings_seq is None else said)
 
 
 def test_who_shows_older_settings_or_has_not_reported_is_behind() -> None:

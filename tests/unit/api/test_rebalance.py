@@ -21,15 +21,7 @@ def group(epoch: int, *held: list[int]) -> GroupView:
 def views(*epochs: int) -> list[EngineView]:
     return [
         EngineView(
-            engine_id=engine_id,
-            state=EngineState.READY,
-            reason="",
-            report=replace(REPORT, engine_id=engine_id, epoch=epoch),
-            ready=None,
-            seat=None,
-            num_in_flight=0,
-            load_score=0.0,
-            num_picks=0,
+            engine_id=engine_id, state=EngineState.READY, report=replace(REPORT, engine_id=engine_id, epoch=epoch)
         )
         for engine_id, epoch in zip(MEMBERS, epochs, strict=True)
     ]

@@ -13,7 +13,7 @@ from engine.wire.messages import AddRequest, EngineCoreOutput, FinishReason
 from engine.wire.sampling import PoolingParams
 from engine.wire.tensors import Tensor
 from tests.unit.engine.builders import CLIENT, make_limits, make_request
-from tests.unit.engine.test_native_core import FixedRunner
+from tests.unit.engine.fixed_runner import FixedRunner
 
 HIDDEN = 2
 SIM = SimConfig(step_s=0.0, prefill_s_per_token=0.0, num_kv_tokens=64, hidden_size=HIDDEN)

@@ -1,3 +1,5 @@
+"""The native core: requests in, checked, stepped and told; on a runner that computes nothing."""
+
 import math
 from collections.abc import Callable
 
@@ -5,38 +7,10 @@ import pytest
 
 from engine.config import SchedulerConfig
 from engine.core.native import NativeCore
-from engine.core.protocol import OnProgress, RunnerLimits
-from engine.scheduler.plan import Sample, StepPlan
 from engine.wire.errors import UnknownMethodError
 from engine.wire.messages import AddRequest, EngineCoreOutput, ErrorKind, FinishReason
 from tests.unit.engine.builders import CLIENT, make_limits, make_request
-
-
-class FixedRunner:
-    """A runner that answers every sample alike, or raises."""
-
-    def __init__(self, limits: RunnerLimits, error: Exception | None = None) -> None:
-        self.limits = limits
-        self.error = error
-        self.num_runs = 0
-        self.is_closed = False
-        self.sleep_level = 0
-
-    def run(self, plan: StepPlan) -> list[Sample]:
-        self.num_runs += 1
-        if self.error is not None:
-            raise self.error
-        return [Sample(50) for chunk in plan.chunks if chunk.samples]
-
-    def sleep(self, level: int) -> None:
-        self.sleep_level = max(self.sleep_level, level)
-
-    def wake_up(self, on_progress: OnProgress) -> None:
-        on_progress("waking", 0.5)
-        self.sleep_level = 0
-
-    def close(self) -> None:
-        self.is_closed = True
+from tests.unit.engine.fixed_runner import FixedRunner
 
 
 def make_core(error: Exception | None = None, **limits: int) -> tuple[NativeCore, FixedRunner]:

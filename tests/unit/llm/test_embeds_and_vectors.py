@@ -15,7 +15,7 @@ from engine.wire.tensors import Tensor
 from orchestrator.llm.embeds import EmbedsBudget, from_array
 from orchestrator.llm.limits import MAX_EMBEDS_BYTES
 from orchestrator.llm.params import GenerationParams
-from tests.unit.llm.test_async_llm import CLIENT, ENGINE, READY, ScriptedClient, facade
+from tests.unit.llm.scripted_client import CLIENT, ENGINE, READY, ScriptedClient, facade
 
 HIDDEN = 4
 PARAMS = GenerationParams(max_tokens=5)

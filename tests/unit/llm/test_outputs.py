@@ -1,48 +1,11 @@
+"""What becomes of an engine's outputs: text, ends, errors and counts."""
+
 import pytest
 
 from engine.wire.errors import EngineDeadError, EngineError, InvalidRequestError
-from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, ErrorKind, FinishReason
-from metrics.stats import ServingStats
-from orchestrator.llm.detokenizer import Detokenizer
-from orchestrator.llm.outputs import OutputProcessor
-from orchestrator.llm.stop import StopChecker
-from orchestrator.llm.stream import Choice, RequestStream
-from orchestrator.llm.tokenizer import byte_tokenizer
-
-TOKENIZER = byte_tokenizer()
-RANK = 3
-
-
-class House:
-    """One processor and its streams, fed by hand."""
-
-    def __init__(self) -> None:
-        self.stats = ServingStats()
-        self.processor = OutputProcessor(self.stats)
-        self.now = 10.0
-
-    def open(self, request_id: int = 1, num_choices: int = 1, stop: list[str] | None = None) -> RequestStream:
-        choices = [
-            Choice(
-                index=index,
-                request_id=request_id,
-                sample_index=index,
-                num_prompt_tokens=2,
-                detokenizer=Detokenizer(TOKENIZER),
-                stop=StopChecker(stop) if stop else None,
-            )
-            for index in range(num_choices)
-        ]
-        stream = RequestStream(choices, created_at=self.now)
-        self.processor.register(stream)
-        return stream
-
-    def feed(self, *outputs: EngineCoreOutput) -> list[tuple[int, int]]:
-        self.now += 0.5
-        return self.processor.process(
-            EngineCoreOutputs(EngineId(RANK, 1), ClientId(0, 1), 1, 0, 0, list(outputs)), self.now
-        )
+from engine.wire.messages import EngineCoreOutput, ErrorKind, FinishReason
+from orchestrator.llm.stream import RequestStream
+from tests.unit.llm.house import RANK, House
 
 
 def say(

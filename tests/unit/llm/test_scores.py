@@ -13,7 +13,7 @@ from orchestrator.llm.stop import StopChecker
 from orchestrator.llm.stream import Choice, RequestStream
 from orchestrator.llm.token_texts import TokenTexts
 from orchestrator.llm.tokenizer import byte_tokenizer
-from tests.unit.llm.test_outputs import House
+from tests.unit.llm.house import House
 
 TOKENIZER = byte_tokenizer()
 TEXTS = TokenTexts(TOKENIZER.backend)

@@ -28,13 +28,8 @@ def view(
     return EngineView(
         engine_id=engine_id,
         state=state,
-        reason="",
         report=None if load is None else report(engine_id, load),
-        ready=None,
-        seat=None,
         num_in_flight=num_in_flight,
-        load_score=0.0,
-        num_picks=0,
         totals=totals,
     )
 
