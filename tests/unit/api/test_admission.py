@@ -1,3 +1,5 @@
+"""The door: who comes in, and what the others are told."""
+
 import asyncio
 
 import pytest

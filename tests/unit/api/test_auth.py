@@ -1,3 +1,5 @@
+"""Which key opens which path."""
+
 import pytest
 
 from orchestrator.api.auth import KeyRing

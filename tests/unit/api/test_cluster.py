@@ -1,3 +1,5 @@
+"""What the cluster routes say of ranks and groups."""
+
 from msgspec.structs import replace
 
 from engine.wire.ids import EngineId

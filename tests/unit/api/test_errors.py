@@ -1,3 +1,5 @@
+"""Every error in OpenAI's shape."""
+
 import json
 
 import pytest

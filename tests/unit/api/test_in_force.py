@@ -1,3 +1,5 @@
+"""Who is waited for when the operator wants something, and for how long."""
+
 import asyncio
 from typing import Any
 

@@ -1,3 +1,5 @@
+"""Requests by either of their names."""
+
 from orchestrator.api.open_requests import OpenRequests
 from orchestrator.llm.stream import RequestStream
 

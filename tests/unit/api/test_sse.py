@@ -1,3 +1,5 @@
+"""The chunks of a streamed answer, in OpenAI's shape."""
+
 import json
 from typing import Any
 

@@ -1,3 +1,5 @@
+"""What the operator wants, change by change."""
+
 import pytest
 
 from engine.wire.messages import ClusterSettings, PauseMode

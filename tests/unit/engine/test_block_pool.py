@@ -1,3 +1,5 @@
+"""Who uses which KV block, and what a free one still holds."""
+
 import pytest
 
 from engine.scheduler.blocks import BlockPool

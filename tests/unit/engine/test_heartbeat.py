@@ -1,3 +1,5 @@
+"""When an engine that has nothing to say sends a frame all the same."""
+
 from engine.proc.heartbeat import FIRST_GAP_S, NEXT_GAP_S, Heartbeat
 
 

@@ -1,3 +1,5 @@
+"""Outputs that wait for a client: one frame at a time, merged per sequence when it takes none."""
+
 from engine.proc.backlog import Backlog
 from engine.proc.outbox import MAX_OUTPUTS_PER_FRAME, Outbox
 from engine.wire.ids import ClientId, EngineId

@@ -1,3 +1,5 @@
+"""How long an engine goes on for a client that takes nothing."""
+
 import math
 
 from engine.proc.patience import Patience, Verdict

@@ -1,3 +1,5 @@
+"""The pure parts of an engine's process: line numbers, report times, the group as it sees it."""
+
 import math
 
 import pytest

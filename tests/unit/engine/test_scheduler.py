@@ -1,3 +1,5 @@
+"""Step by step: what is planned, and what becomes of it."""
+
 from collections.abc import Sequence
 
 import pytest
@@ -20,8 +22,8 @@ def shape(plan: StepPlan) -> list[tuple[int, int, int, bool]]:
     return [(c.sequence.request_id, c.start, c.num_tokens, c.samples) for c in plan.chunks]
 
 
-def ends(outputs: Sequence[object]) -> list[tuple[int, FinishReason]]:
-    return [(o.request_id, o.finish_reason) for o in outputs if o.finish_reason is not None]  # type: ignore[attr-defined]
+def ends(outputs: Sequence[EngineCoreOutput]) -> list[tuple[int, FinishReason]]:
+    return [(o.request_id, o.finish_reason) for o in outputs if o.finish_reason is not None]
 
 
 def test_a_prompt_is_computed_in_one_step_and_yields_its_first_token() -> None:

@@ -1,3 +1,5 @@
+"""What the threads of an engine share: counts and reports that never contradict each other."""
+
 import threading
 
 import pytest

@@ -1,3 +1,5 @@
+"""The runner without a model: its tokens are a rule, its time is a model."""
+
 from typing import Any
 
 import pytest

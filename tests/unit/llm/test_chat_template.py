@@ -1,3 +1,5 @@
+"""Chat templates, as transformers renders them."""
+
 from datetime import datetime
 
 import pytest

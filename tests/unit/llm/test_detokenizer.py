@@ -1,3 +1,5 @@
+"""Text out of tokens, one by one: whole characters only, and the same as all at once."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

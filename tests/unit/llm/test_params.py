@@ -1,3 +1,5 @@
+"""What a caller asked for, and what becomes of it for one prompt."""
+
 import pytest
 
 from engine.wire.errors import InvalidRequestError

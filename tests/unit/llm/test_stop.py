@@ -1,3 +1,5 @@
+"""Stop strings: found however the text is cut, exact, and nothing taken back."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

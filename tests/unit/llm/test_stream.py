@@ -1,3 +1,5 @@
+"""One request on its way back: its text, its readers and its one end."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

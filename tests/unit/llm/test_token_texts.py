@@ -1,3 +1,5 @@
+"""One token as text and as bytes."""
+
 import pytest
 
 from orchestrator.llm.token_texts import TokenTexts

@@ -1,3 +1,5 @@
+"""The tokenizers: bytes for the sim engine, a model's own files for a model."""
+
 import json
 from pathlib import Path
 

@@ -1,3 +1,5 @@
+"""Log-probabilities, packed as they travel."""
+
 import struct
 
 import pytest
