@@ -46,7 +46,9 @@ class Admission:
             raise OverloadedError("the server is shutting down", _RETRY_WHEN_DRAINING_S)
         num_open = self._num_open + sum(int(row.num_open) for row in self._siblings)
         if num_open >= self._max_pending:
-            raise OverloadedError(f"the server already has {num_open} requests, its limit", _RETRY_WHEN_FULL_S)
+            raise OverloadedError(
+                f"the server already has {num_open} requests, its limit (--max-pending-requests)", _RETRY_WHEN_FULL_S
+            )
 
     def enter(self) -> None:
         """Let one request in; whoever entered calls ``leave`` in the end. Raises as ``ensure_room`` does."""

@@ -177,8 +177,9 @@ class ScaleOperation:
             return []
         if step.goes_on_late:
             return self._next(now)
-        who = f" ({name_ranks(self.blocking_ranks)})" if self.blocking_ranks else ""
-        self._turn_back(Phase.FAILED, f"phase {step.phase} is not over after {step.limit_s:g} s{who}")
+        knob = f" ({step.knob})" if step.knob else ""
+        who = f": it waits for {name_ranks(self.blocking_ranks)}" if self.blocking_ranks else ""
+        self._turn_back(Phase.FAILED, f"phase {step.phase} is not over after {step.limit_s:g} s{knob}{who}")
         return self._go_back(facts, now)
 
     def _next(self, now: float) -> list[Order]:

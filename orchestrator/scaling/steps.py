@@ -54,9 +54,9 @@ class ScaleDeadlines:
 class Step:
     """One step: ``verb`` is ordered once for each rank of ``who``, then their facts are watched.
 
-    is_done: of one rank. is_group_done: of the whole. limit_s: None waits for ever. goes_on_late: at the deadline the
-    next step begins, else the operation fails. waits_for_healing: nothing is ordered or judged while a staying rank is
-    being replaced. weight: its share of the progress bar.
+    is_done: of one rank. is_group_done: of the whole. limit_s: None waits for ever. knob: what sets it, if the operator
+    does. goes_on_late: at the deadline the next step begins, else the operation fails. waits_for_healing: nothing is
+    ordered or judged while a staying rank is being replaced. weight: its share of the progress bar.
     """
 
     phase: Phase
@@ -65,6 +65,7 @@ class Step:
     is_done: Callable[[RankFacts], bool] = lambda _: True
     is_group_done: Callable[[Facts], bool] = lambda _: True
     limit_s: float | None = None
+    knob: str = ""
     goes_on_late: bool = False
     waits_for_healing: bool = False
     weight: float = 1.0
@@ -107,6 +108,7 @@ def _joining(joining: tuple[int, ...], deadlines: ScaleDeadlines) -> tuple[Step,
             who=joining,
             is_done=lambda rank: rank.engine is EngineStage.READY,
             limit_s=deadlines.load_s,
+            knob="--start-timeout",
             weight=10.0,
         ),
         Step(

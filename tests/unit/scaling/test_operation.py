@@ -147,7 +147,7 @@ def test_a_new_rank_that_is_never_ready_is_given_up_at_the_deadline() -> None:
     run.turn(9.0)
     assert run.operation.blocking_ranks == (3,)
     run.turn(1.0)
-    assert run.operation.error == "phase load is not over after 10 s (rank 3)"
+    assert run.operation.error == "phase load is not over after 10 s (--start-timeout): it waits for rank 3"
     run.finish()
     run.assert_consistent_end()
 
