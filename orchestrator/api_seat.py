@@ -42,6 +42,7 @@ class ApiSeat:
             life_name=lambda life: f"client {ClientId(index, life)}",
             rule=rule,
             stop_s=spec.shutdown_timeout_s + _GRACE_S,
+            start_s=spec.start_timeout_s,
             pass_fds=(spec.listen_fd, *(spec.stats.fds if spec.stats is not None else ())),
         )
         self._keeper = Keeper(keepsake, on_line, lambda life: on_gone(ClientId(index, life)), on_give_up)

@@ -44,7 +44,9 @@ class CoordinatorKeeper:
         on_line: LineSink,
         on_give_up: Callable[[ShoalError], None],
         rule: RestartRule = RULE,
+        start_s: float | None = None,
     ) -> None:
+        """Start nothing yet. start_s: how long a successor may take until it listens; None: no limit."""
         self._spec = spec
         keepsake = Keepsake(
             name="the coordinator",
@@ -53,6 +55,7 @@ class CoordinatorKeeper:
             life_name=lambda life: f"generation {life}",
             rule=rule,
             stop_s=_STOP_S,
+            start_s=start_s,
         )
         self._keeper = Keeper(keepsake, on_line, lambda _: None, on_give_up)
 

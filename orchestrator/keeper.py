@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ class Keepsake:
     """What is kept alive, and how.
 
     name: for people. module: run with ``python -m``. make_spec: what the process of one life, counted from 1, is told.
-    life_name: what that life is called. stop_s: how long the process may take to stop. pass_fds: descriptors that it
-    inherits.
+    life_name: what that life is called. stop_s: how long the process may take to stop. start_s: how long a restarted
+    one may take until it says that it is ready; None: no limit. pass_fds: descriptors that it inherits.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Keepsake:
     life_name: Callable[[int], str]
     rule: RestartRule
     stop_s: float
+    start_s: float | None = None
     pass_fds: Sequence[int] = ()
 
 
@@ -67,7 +69,7 @@ class Keeper:
         Raises:
             StartupError: it ended before; with its last line.
         """
-        self._child, line = await self._start_one()
+        self._child, line = await self._start_one(None)  # the start of the deployment has a deadline of its own
         self._keeping = asyncio.create_task(self._keep(self._child), name=f"keep {self._keepsake.name}")
         return line
 
@@ -84,13 +86,17 @@ class Keeper:
         obeyed = child is None or await child.stop(self._keepsake.stop_s, hurry)
         return [] if obeyed else [f"{self._keepsake.name} did not stop and was killed"]
 
-    async def _start_one(self) -> tuple[ChildProcess, bytes]:
+    async def _start_one(self, start_s: float | None) -> tuple[ChildProcess, bytes]:
         kept = self._keepsake
         try:
             self._child = await start_child(kept.module, kept.make_spec(self._life), self._on_line, kept.pass_fds)
         except OSError as error:  # no process, no memory, no descriptors left: later there may be
             raise StartupError(f"{kept.name} cannot be started: {error}") from error
-        line = await self._child.ready_line()
+        try:
+            line = await asyncio.wait_for(self._child.ready_line(), start_s)
+        except TimeoutError:
+            self._child.send_signal(signal.SIGKILL)
+            raise StartupError(f"{kept.name} is not ready within {start_s:g} s (--start-timeout): killed") from None
         self._restarts.on_serving(asyncio.get_running_loop().time())
         return self._child, line
 
@@ -112,7 +118,7 @@ class Keeper:
         _LOG.warning("%s is gone (%s); starting %s", kept.name, end.reason, kept.life_name(self._life))
         await asyncio.sleep(pause_s)
         try:
-            await self._start_one()
+            await self._start_one(kept.start_s)
         except StartupError as error:  # its end is seen by the next turn of the loop
             _LOG.warning("%s", error)
         assert self._child is not None

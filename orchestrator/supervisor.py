@@ -125,7 +125,7 @@ class Supervisor:
             security=security,
             lockstep=_lockstep(self._config),
         )
-        coordinator = CoordinatorKeeper(spec, pass_on, self._fail)
+        coordinator = CoordinatorKeeper(spec, pass_on, self._fail, start_s=self._config.start_timeout)
         self._stops.append(coordinator.stop)
         return Wiring(chosen, (await coordinator.start()).under(chosen.advertise_host), security)
 

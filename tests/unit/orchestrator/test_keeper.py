@@ -30,7 +30,9 @@ def never() -> "asyncio.Future[Any]":
 class Kept:
     """A keeper of puppets. lives: orders of each life, the last for all that follow. events: what happened."""
 
-    def __init__(self, *lives: list[str], first_pause_s: float = 0.0, max_in_row: int = 5) -> None:
+    def __init__(
+        self, *lives: list[str], first_pause_s: float = 0.0, max_in_row: int = 5, start_s: float | None = None
+    ) -> None:
         self.events: list[str] = []
         self.given_up: list[ShoalError] = []
         self._lives = lives
@@ -41,6 +43,7 @@ class Kept:
             life_name=lambda life: f"life {life}",
             rule=RestartRule(max_in_row=max_in_row, first_pause_s=first_pause_s),
             stop_s=5.0,
+            start_s=start_s,
         )
         self.keeper = Keeper(
             keepsake, lambda _: None, lambda life: self.events.append(f"end {life}"), self.given_up.append
@@ -85,6 +88,15 @@ async def test_a_system_that_starts_no_process_now_is_asked_again(monkeypatch: p
 
 async def test_what_dies_again_and_again_is_given_up_with_its_reason() -> None:
     kept = Kept(["say one", "kill"], max_in_row=2)
+    await kept.keeper.start()
+    await eventually(lambda: kept.given_up)
+    assert str(kept.given_up[0]) == "the puppet died 3 times in a row: killed by SIGKILL"
+    assert kept.events == [f"{what} {life}" for life in (1, 2, 3) for what in ("start", "end")]
+    assert await kept.keeper.stop(never()) == []
+
+
+async def test_a_restart_that_does_not_get_ready_is_killed_and_tried_again() -> None:
+    kept = Kept(["say one", "kill"], ["wait"], max_in_row=2, start_s=0.0)
     await kept.keeper.start()
     await eventually(lambda: kept.given_up)
     assert str(kept.given_up[0]) == "the puppet died 3 times in a row: killed by SIGKILL"
