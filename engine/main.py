@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import NoReturn
 
 from engine.config import EngineKind, EngineSpec
 from engine.loading import load_core
@@ -86,5 +87,16 @@ def _stop_on_sigterm(proc: EngineCoreProc, *, while_loading: bool) -> None:
     signal.signal(signal.SIGTERM, stop)
 
 
+def _leave(status: int) -> NoReturn:
+    """End the process as it is, once everything is said and closed.
+
+    A thread that forms or closes a group may be inside the collective library, and an interpreter that ends by itself
+    stops it there, which the library takes for a crash: SIGABRT instead of the exit status.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _leave(main())

@@ -128,7 +128,10 @@ def test_killed_placed_anew_and_scaled_in_sleep_a_group_answers_as_one_process(
         http.post("/sleep?level=1").raise_for_status()
         scale(http, size=3)
         http.post("/wake_up").raise_for_status()
+        assert_says(url, expected)
+        scale(http, remove=[0], drain_timeout=0.0)
     assert_says(url, expected)
+    assert served.has_logged("has ended: exit status 0"), "a group that is closed meanwhile does not abort a leaver"
     served.send_signal(signal.SIGTERM)
     assert served.wait_exit() == 0, served.stderr
 
