@@ -1,7 +1,10 @@
 """How long a scale takes, phase by phase, and whether any stream feels it.
 
-A deployment of sim ranks serves a steady load of streams while it grows and shrinks: 2-4-2, either the lowest or the
-highest ranks leaving. A stream's pause is its longest gap between two tokens during a scale, less a normal step.
+A deployment serves a steady load of streams while it grows and shrinks: 2-4-2, either the lowest or the highest ranks
+leaving. Its ranks share out a tiny real mixture-of-experts model, or are sim ranks, in lockstep or independent. A
+stream's pause is its longest gap between two tokens less a normal step: during a whole scale, and, where ranks are in
+lockstep, while the group goes from one membership to the next. On a machine with hardly more cores than ranks a real
+new rank takes them from those that serve while it loads: of real ranks only the second figure has a bar.
 """
 
 import argparse
@@ -12,10 +15,13 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 
+from bench.moe_model import save_tiny_moe_model
+from bench.rank_kills import p99
 from bench.report import Row, finish, parse_arguments
 from bench.served import served, short_folder
 from bench.steady_load import SteadyLoad, steady_load
@@ -27,22 +33,27 @@ _MAX_TOKENS = 40
 _POLL_S = 0.02
 _CALM_S = 3.0
 _DRAIN_S = 0.2
+_LAST_S = 0.2  # what was moved last shows its gap with its next token
 _PAUSE_BAR_MS = 100.0
 _LAG_BAR_MS = 50.0
+_SWITCHING = ("prepare", "commit", "switch", "publish")
 
 
 @dataclass(slots=True)
 class Figures:
     """Seconds. phases: durations by direction and phase. whole: of operations by direction.
 
-    pauses: longest gaps during one operation. calm: longest gaps without one. lags: worst delay of an API process's
-    event loop, as it says itself after each operation.
+    pauses: longest gaps during one operation. switches: the same while its group changed. calm: longest gaps without
+    an operation. steps: normal gaps. lags: worst delay of an API process's event loop, as it says itself after each
+    operation.
     """
 
     phases: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     whole: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     pauses: list[float] = field(default_factory=list)
+    switches: list[float] = field(default_factory=list)
     calm: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
     lags: list[float] = field(default_factory=list)
     num_requests: int = 0
     num_failed: int = 0
@@ -51,40 +62,58 @@ class Figures:
 def main() -> int:
     """Measure and print; return the exit status."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--cycles", type=int, default=6, help="times up and down (default: 6)")
-    parser.add_argument("--step-ms", type=float, default=20.0, help="duration of one step (default: 20)")
-    parser.add_argument("--executor", choices=("local", "ray"), default="local", help="host of the ranks")
-    parser.add_argument("--lockstep", action="store_true", help="ranks that step together (--enable-expert-parallel)")
+    parser.add_argument("--cycles", type=int, default=10, help="times up and down (default: 10)")
+    parser.add_argument("--model", choices=("moe", "sim"), default="moe", help="moe: a tiny real one, in lockstep")
+    parser.add_argument("--executor", choices=("ray", "local"), default="ray", help="host of the ranks (default: ray)")
+    parser.add_argument("--lockstep", action="store_true", help="sim ranks that step together")
+    parser.add_argument("--step-ms", type=float, default=20.0, help="duration of one step of a sim rank (default: 20)")
     options = parse_arguments(__doc__ or "", parser)
-    deployed = (
-        "--engine=sim",
+    options.lockstep = options.lockstep or options.model == "moe"
+    with short_folder() as folder, served(folder, *_deployed(options, folder)) as deployment:
+        figures = asyncio.run(_measure(deployment.url, options.cycles))
+    ranks = f"{options.model} ranks{' in lockstep' if options.lockstep else ''} ({options.executor})"
+    title = f"{options.cycles} x {SMALL}-{LARGE}-{SMALL} {ranks} under {_REQUESTS_PER_S:g} requests/s"
+    return finish(title, _rows(figures, _PAUSE_BAR_MS if options.model == "sim" else None), options)
+
+
+def _deployed(options: argparse.Namespace, folder: Path) -> list[str]:
+    group = [
         f"--executor={options.executor}",
         f"--data-parallel-size={SMALL}",
         f"--max-data-parallel-size={LARGE}",
-        f"--sim-step-ms={options.step_ms}",
         f"--enable-expert-parallel={'true' if options.lockstep else 'false'}",
-    )
-    with short_folder() as folder, served(folder, *deployed) as deployment:
-        figures = asyncio.run(_measure(deployment.url, options.cycles))
-    sizes = f"{options.cycles} x {SMALL}-{LARGE}-{SMALL} sim ranks{' in lockstep' if options.lockstep else ''}"
-    title = f"{sizes} ({options.executor}) under {_REQUESTS_PER_S:g} requests/s"
-    return finish(title, _rows(figures, options.step_ms / 1000), options)
+    ]
+    if options.model == "sim":
+        return [*group, "--engine=sim", f"--sim-step-ms={options.step_ms}"]
+    save_tiny_moe_model(folder / "moe")
+    model = [f"--model={folder / 'moe'}", "--served-model-name=sim", "--dtype=float32", "--device=cpu"]
+    return [*group, *model, "--kv-cache-memory=64MiB"]
 
 
-def _rows(figures: Figures, step_s: float) -> list[Row]:
+def _rows(figures: Figures, whole_bar_ms: float | None) -> list[Row]:
+    step_s = statistics.median(figures.steps)
     whole = [Row(f"{way}: whole", "ms", _median_ms(durations)) for way, durations in figures.whole.items()]
     phases = [Row(f"{way}: {phase}", "ms", _median_ms(durations)) for (way, phase), durations in figures.phases.items()]
-    pauses = [gap - step_s for gap in figures.pauses]
     return [
         *sorted([*whole, *phases], key=lambda row: row.name.split(":")[0]),
-        Row("longest token gap less a step, p50", "ms", _median_ms(pauses)),
-        Row("longest token gap less a step, p99", "ms", _p99(pauses) * 1000, bar=_PAUSE_BAR_MS, bar_on="value"),
-        Row("the same without a scale, p99", "ms", (_p99(figures.calm) - step_s) * 1000),
+        Row("a normal step", "ms", step_s * 1000),
+        *_pause_rows("longest token gap less a step", figures.pauses, step_s, whole_bar_ms),
+        *_pause_rows("the same while the group changes", figures.switches, step_s, _PAUSE_BAR_MS),
+        Row("the same without a scale, p99", "ms", (p99(figures.calm) - step_s) * 1000),
         Row(
             "event loop of the API process, worst lag", "ms", max(figures.lags) * 1000, bar=_LAG_BAR_MS, bar_on="value"
         ),
         Row("requests", "requests", figures.num_requests),
         Row("requests that failed", "requests", figures.num_failed, bar=0.0, bar_on="value"),
+    ]
+
+
+def _pause_rows(name: str, gaps: Sequence[float], step_s: float, bar_ms: float | None) -> list[Row]:
+    if not gaps:  # independent ranks have no group that changes
+        return []
+    return [
+        Row(f"{name}, p50", "ms", (statistics.median(gaps) - step_s) * 1000),
+        Row(f"{name}, p99", "ms", (p99(gaps) - step_s) * 1000, bar=bar_ms, bar_on="value"),
     ]
 
 
@@ -108,22 +137,29 @@ async def _measure(url: str, num_cycles: int) -> Figures:
 async def _wait_calm(load: SteadyLoad, figures: Figures) -> None:
     began_at = time.monotonic()
     await asyncio.sleep(_CALM_S)
-    figures.calm.append(load.longest_gap_s(began_at + _CALM_S / 2, time.monotonic()))
+    window = began_at + _CALM_S / 2, time.monotonic()
+    figures.calm.append(load.longest_gap_s(*window))
+    figures.steps.append(load.normal_gap_s(*window))
 
 
 async def _scale(client: httpx.AsyncClient, load: SteadyLoad, figures: Figures, way: str, **wish: Any) -> None:
-    began_at = time.monotonic()
     operation = (await client.post("/v1/cluster/scale", json=wish)).raise_for_status().json()
+    began_at = time.monotonic() - operation["elapsed_s"]
     while operation["status"] == "running":
         await asyncio.sleep(_POLL_S)
         operation = (await client.get(f"/v1/cluster/operations/{operation['id']}")).json()
     if operation["status"] != "done":
         raise SystemExit(f"a scale failed: {operation['error']}")
-    await asyncio.sleep(0.2)  # what was moved last shows its gap with its next token
+    await asyncio.sleep(_LAST_S)
     figures.pauses.append(load.longest_gap_s(began_at, time.monotonic()))
     figures.whole[way].append(operation["elapsed_s"])
-    for record in operation["history"][:-1]:
+    history = operation["history"][:-1]
+    for record in history:
         figures.phases[way, record["phase"]].append(record["duration_s"])
+    switching = [began_at + record["since_s"] for record in history if record["phase"] in _SWITCHING]
+    if switching:
+        until = began_at + operation["elapsed_s"] + _LAST_S
+        figures.switches.append(load.longest_gap_s(min(switching), until))
     figures.lags.append(_read_lag((await client.get("/metrics")).text))
 
 
@@ -134,10 +170,6 @@ def _read_lag(metrics: str) -> float:
 
 def _median_ms(seconds: Sequence[float]) -> float:
     return statistics.median(seconds) * 1000
-
-
-def _p99(values: Sequence[float]) -> float:
-    return sorted(values)[max(0, round(len(values) * 0.99) - 1)]
 
 
 if __name__ == "__main__":

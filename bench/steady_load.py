@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import statistics
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -32,6 +33,11 @@ class SteadyLoad:
         """Return the longest time between two tokens of one stream of which the later came within these times."""
         pairs = (pair for stream in self.streams for pair in itertools.pairwise(stream.times))
         return max((later - earlier for earlier, later in pairs if since < later <= until), default=0.0)
+
+    def normal_gap_s(self, since: float = 0.0, until: float = float("inf")) -> float:
+        """Return the median of the times between two tokens of one stream, by the same rule."""
+        pairs = (pair for stream in self.streams for pair in itertools.pairwise(stream.times))
+        return statistics.median(later - earlier for earlier, later in pairs if since < later <= until)
 
     async def run(self) -> None:
         """Open streams, one after another and whatever became of those before."""
