@@ -1,9 +1,7 @@
 """Ranks come and go under a steady load, with faults and cancels in between: no request fails, nothing is left."""
 
 import asyncio
-import os
 import random
-import signal
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,6 +11,7 @@ import psutil
 import pytest
 
 from bench.steady_load import steady_load
+from tests.chaos.scale_faults import all_ready, cancel, freeze_newcomer, kill_newcomer, kill_old_rank
 from tests.chaos.test_rank_deaths import end
 from tests.integration.scaling import begin, finish, look, ready_ranks, scale
 from tests.integration.serving import DEADLINE_S, Deployment, deployment, eventually
@@ -56,12 +55,12 @@ def test_cycles_fail_no_request_and_leave_nothing(executor: str, num_cycles: int
     with deployment(*(LOCAL if executor == "local" else SIM)) as served:
 
         def act(http: httpx.Client) -> None:
-            before = _num_sockets_and_files(served)
+            before = num_sockets_and_files(served)
             for number in range(num_cycles):
                 cycle(http, served, number)
                 if number == 0:
-                    before = _num_sockets_and_files(served)
-            assert _num_sockets_and_files(served) <= before + _SLACK
+                    before = num_sockets_and_files(served)
+            assert num_sockets_and_files(served) <= before + SLACK
 
         asyncio.run(under_load(served, act))
         end(served)
@@ -72,72 +71,37 @@ def test_rounds_of_faults_and_cancels_leave_the_old_size_and_the_next_scale_work
     with deployment(*LOCAL) as served:
 
         def act(http: httpx.Client) -> None:
-            for fault in [*[kill_newcomer, stop_newcomer, cancel] * NUM_FAULT_ROUNDS, *[kill_old_rank] * 3]:
+            for fault in [*[kill_newcomer, freeze_newcomer, cancel] * NUM_FAULT_ROUNDS, *[kill_old_rank] * 3]:
                 before = ready_ranks(http)
                 operation = begin(http, size=4) if rng.random() < 0.6 else begin(http, remove=before[:1])
+                wait_random(http, operation, rng)
                 fault(http, served, operation, rng)
                 over = finish(http, operation)
-                eventually(lambda: _all_ready(http))
+                eventually(lambda: all_ready(http))
                 if over["status"] != "done":
                     assert ready_ranks(http) == before
                 scale(http, size=2, drain_timeout=0.1)
-                eventually(lambda: len(served.processes("engine.main")) == 2, 10)
+                eventually(partial(_has_engines, served, 2), 10)
 
         asyncio.run(under_load(served, act))
         end(served)
 
 
-def kill_newcomer(_http: httpx.Client, served: Deployment, operation: dict[str, Any], rng: random.Random) -> None:
-    """``kill -9`` the engine of a new rank, whatever it is doing."""
-    new = _newcomer(served, operation, rng)
-    if new is not None:
-        os.kill(new, signal.SIGKILL)
-
-
-def stop_newcomer(http: httpx.Client, served: Deployment, operation: dict[str, Any], rng: random.Random) -> None:
-    """Freeze the engine of a new rank, and cancel: a frozen process is ended all the same."""
-    new = _newcomer(served, operation, rng)
-    if new is not None:
-        os.kill(new, signal.SIGSTOP)
-    cancel(http, served, operation, rng)
-
-
-def kill_old_rank(http: httpx.Client, _served: Deployment, operation: dict[str, Any], rng: random.Random) -> None:
-    """``kill -9`` a rank that is neither new nor leaving."""
-    touched = {*operation["joining"], *operation["leaving"]}
-    rows = [row for row in http.get("/v1/cluster").json()["ranks"] if row["rank"] not in touched and row["pid"]]
-    os.kill(rng.choice(rows)["pid"], signal.SIGKILL)
-
-
-def cancel(http: httpx.Client, _served: Deployment, operation: dict[str, Any], rng: random.Random) -> None:
-    """Cancel at a random moment."""
-    deadline_s = rng.uniform(0, 0.8)
-    eventually(lambda: (seen := look(http, operation))["elapsed_s"] >= deadline_s or seen["status"] != "running")
-    answer = http.post(f"/v1/cluster/operations/{operation['id']}/cancel")
-    assert answer.status_code in (202, 409), answer.text
-
-
-def _newcomer(served: Deployment, operation: dict[str, Any], rng: random.Random) -> int | None:
-    if not operation["joining"]:
-        return None
-    known = operation["size_before"]
-    pids = eventually(lambda: sorted(p.pid for p in served.processes("engine.main"))[known:])
-    return int(rng.choice(pids))
+def wait_random(http: httpx.Client, operation: dict[str, Any], rng: random.Random) -> None:
+    """Wait for a random moment of an operation, or for its end."""
+    moment_s = rng.uniform(0, 0.8)
+    eventually(lambda: (seen := look(http, operation))["elapsed_s"] >= moment_s or seen["status"] != "running")
 
 
 def _has_engines(served: Deployment, number: int) -> bool:
     return len(served.processes("engine.main")) == number
 
 
-def _all_ready(http: httpx.Client) -> bool:
-    return all(row["state"] == "ready" for row in http.get("/v1/cluster").json()["ranks"])
-
-
-_SLACK = 12
+SLACK = 12
 """Descriptors of connections that come and go with the load."""
 
 
-def _num_sockets_and_files(served: Deployment) -> int:
+def num_sockets_and_files(served: Deployment) -> int:
     """Return the open descriptors of all processes that stay while ranks come and go."""
     staying = [psutil.Process(served.process.pid), *served.processes("orchestrator.api"), *served.processes("lb.coord")]
     return sum(process.num_fds() for process in staying)
