@@ -91,7 +91,7 @@ class Member:
         self._proposal = state.proposal
         self._leaves_below = leaves_below(state)
         self._seats = seats_by_rank(state.seats)
-        self._wave_seen = max(self._wave_seen, state.wave_started)
+        self._wave_seen = state.wave_started
         if state.committed.epoch > self.committed.epoch:
             self.committed = state.committed
         proposed = state.proposal.epoch if state.proposal is not None else 0
@@ -107,13 +107,12 @@ class Member:
 
     def on_prepared(self, epoch: int) -> None:
         """Note that the group of an epoch is ready to take over."""
-        self.ready_epoch = max(self.ready_epoch, epoch)
+        self.ready_epoch = epoch
 
     def on_broken(self) -> None:
         """Park: the group's exchange broke, or it must be left. What was under way is to be discarded."""
-        if self.stance is not Stance.OUTSIDE:
-            self.stance = Stance.PARKED
-            self.broken_epoch = self.epoch
+        self.stance = Stance.PARKED
+        self.broken_epoch = self.epoch
 
     def on_exchange(self, headers: Sequence[StepHeader]) -> StepVerdict:
         """Take in everybody's headers, this rank's own included, and decide what all decide."""
@@ -185,7 +184,7 @@ class Member:
             self.step,
             num_tokens,
             int(has_work),
-            max(self.epoch, committed_epoch),
+            committed_epoch,
             int(paused),
             int(asleep),
         )

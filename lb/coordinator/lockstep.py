@@ -53,16 +53,14 @@ class LockstepGroup:
     def is_observed(self) -> bool:
         """Tell whether everybody has seen what is said here.
 
-        Every live member steps in the committed group, or has left it because of a dead one, and has seen the proposal
-        and the newest wave.
+        Nothing is proposed; every live member has seen the newest wave, and steps in the committed group or has left it
+        because of a dead one.
         """
-        epoch = self.proposal.epoch if self.proposal is not None else self.committed.epoch
-        live = [report for member in self._everybody() if (report := self._live_report(member)) is not None]
         members = self._members()
         is_whole = len(members) == len(self.committed.members)
         return (
-            self._is_settled()
-            and all(report.max_epoch_seen >= epoch for report in live)
+            self.proposal is None
+            and self._is_settled()
             and all(report.wave >= self.waves.started for report in members)
             and (is_whole or all(report.phase is EnginePhase.PARKED for report in members))
         )
@@ -104,10 +102,8 @@ class LockstepGroup:
         What was put in force by a predecessor is in force, and makes void what was proposed without knowing of it.
         """
         for report in self._reports.values():
-            self._max_epoch = max(self._max_epoch, report.max_epoch_seen)
             if report.member is not None and report.member.membership.epoch > self.committed.epoch:
                 self.committed, self.proposal, self.direct = report.member.membership, None, False
-        self._max_epoch = max(self._max_epoch, self.committed.epoch)
 
     # --- the direct way ---------------------------------------------------------------------------------------------
 
@@ -244,10 +240,8 @@ class LockstepGroup:
         return [report for member in self.committed.members if (report := self._live_report(member)) is not None]
 
     def _knows_everybody(self) -> bool:
-        """Tell whether the seats are known, and every member was heard or is dead."""
-        return bool(self._seats) and all(
-            self._is_dead(member) or self._live_report(member) is not None for member in self._everybody()
-        )
+        """Tell whether every member was heard or is dead. Before the seats are known nobody lives: nothing follows."""
+        return all(self._is_dead(member) or self._live_report(member) is not None for member in self._everybody())
 
     def _is_dead(self, engine_id: EngineId) -> bool:
         """Tell whether an engine is confirmed dead, was replaced, has no seat any more, or says that it ends."""

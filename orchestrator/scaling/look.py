@@ -83,17 +83,15 @@ def group_stage(state: GroupState | None, wanted: Sequence[SeatStatus]) -> Group
 def is_member(engine_id: EngineId, state: GroupState | None, wanted: Sequence[SeatStatus]) -> bool:
     """Tell whether a lockstep group counts on an engine, or still may: until those that stay step without it.
 
-    The coordinator may propose an engine until it knows that it is to leave; one that has just started does not know
+    The coordinator proposes no newcomer of which it knows that it is to leave; one that has just started does not know
     which group there is.
     """
     if state is None:
         return False
     if not state.committed.epoch or any(seat.engine_id == engine_id and _may_join(seat) for seat in state.seats):
         return any(seat.report is not None and seat.report.epoch > 0 for seat in wanted)
-    proposed = state.proposal.members if state.proposal is not None else []
     reports = [seat.report for seat in wanted if seat.report is not None and seat.engine_id != engine_id]
-    is_behind = any(report.epoch < state.committed.epoch for report in reports)
-    return engine_id in state.committed.members or engine_id in proposed or is_behind
+    return engine_id in state.committed.members or any(report.epoch < state.committed.epoch for report in reports)
 
 
 def _may_join(seat: Seat) -> bool:

@@ -16,10 +16,11 @@ from engine.wire.seats import seats_by_rank
 from lb.coordinator.lockstep import LockstepGroup
 from tests.model.outlook import Event, Outlook
 from tests.model.parts import Coordinator, Group, Place, Rank
-from tests.model.safety import check_headers, check_held, parked
+from tests.model.safety import check_headers, check_held, check_size, parked
 from tests.model.world import Budget, ViolationError, World
 
 _USUAL_AGE = 1000  # states a coordinator has published when it ends: its successor counts from 0
+_NUM_REPEATED = 6
 
 
 class Rules(Outlook):
@@ -32,7 +33,7 @@ class Rules(Outlook):
     def __init__(
         self,
         member: Callable[[EngineId], Member] = Member,
-        group: Callable[[int], LockstepGroup] | None = None,
+        group: Callable[[int, int], LockstepGroup] = LockstepGroup,
         *,
         min_size: int = 1,
         mail_depth: int = 1,
@@ -41,7 +42,7 @@ class Rules(Outlook):
     ) -> None:
         super().__init__(repeats=repeats)
         self.member = member
-        self.group = group or (lambda generation: LockstepGroup(generation, min_size))
+        self.group = group
         self.min_size = min_size
         self.mail_depth = mail_depth
         self.is_calm = is_calm
@@ -50,7 +51,7 @@ class Rules(Outlook):
 
     def new_world(self, num_ranks: int, budget: Budget, *, is_loaded: bool = True) -> World:
         """Return a world whose ranks are in no group yet."""
-        world = World(Coordinator(1, self.group(1), num_states=_USUAL_AGE), budget)
+        world = World(Coordinator(1, self.group(1, self.min_size), num_states=_USUAL_AGE), budget)
         for rank in range(num_ranks):
             self._seat(world, EngineId(rank, 1), is_loaded=is_loaded)
         self.publish(world)
@@ -87,7 +88,7 @@ class Rules(Outlook):
         members = world.coordinator.group.committed.members
         if self.is_calm and any(engine_id in members for engine_id in parked(world) - before):
             raise ViolationError(f"{event}: a member parks, and nothing went wrong")
-        world.tidy()
+        world.tidy(_NUM_REPEATED if self.repeats else 0)
 
     # the network
 
@@ -138,6 +139,7 @@ class Rules(Outlook):
         """Let the coordinator send its state to everybody."""
         coordinator = world.own_coordinator()
         group = coordinator.group
+        check_size(group.committed, self.min_size)
         for membership in (group.committed, group.proposal):
             if membership is not None:
                 world.name_epoch(membership)
@@ -367,7 +369,7 @@ class Rules(Outlook):
     def _on_restart(self, world: World, _rank: int, _way: int) -> None:
         world.spend("restarts")
         generation = world.coordinator.generation + 1
-        world.coordinator = Coordinator(generation, self.group(generation))
+        world.coordinator = Coordinator(generation, self.group(generation, self.min_size))
         self.publish(world)
 
 

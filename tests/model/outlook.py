@@ -122,9 +122,7 @@ class Outlook:
         coordinator = world.coordinator
         if world.seats[rank].state is not SeatState.LEAVING or coordinator.seats.get(rank) != world.seats[rank]:
             return False
-        committed, proposal = coordinator.group.committed, coordinator.group.proposal
-        if proposal is not None and it.engine_id in proposal.members:
-            return False
+        committed = coordinator.group.committed
         reports = [coordinator.reports.get(member.rank) for member in committed.members]
         return (
             it.engine_id not in committed.members

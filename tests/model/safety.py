@@ -4,6 +4,7 @@ from typing import Any
 
 from engine.parallel.member import Stance
 from engine.wire.ids import EngineId
+from engine.wire.messages import Membership
 from tests.model.parts import Place, Rank
 from tests.model.world import World
 
@@ -11,6 +12,11 @@ from tests.model.world import World
 def parked(world: World) -> set[EngineId]:
     """Return the ranks that are parked."""
     return {it.engine_id for it in world.ranks.values() if it.member.stance is Stance.PARKED}
+
+
+def check_size(committed: Membership, min_size: int) -> None:
+    """Check that no group is put in force that is too small; before there is one, it has no members."""
+    assert not committed.epoch or len(committed.members) >= min_size, f"{committed.members} are too few"
 
 
 def check_held(world: World, it: Rank) -> None:

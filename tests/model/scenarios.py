@@ -4,8 +4,8 @@ import random
 from typing import NamedTuple
 
 from tests.model.events import Rules
-from tests.model.settle import MAX_ROUNDS, Settler, unrest
-from tests.model.world import Budget, ViolationError, World
+from tests.model.settle import Settler
+from tests.model.world import Budget, World
 
 
 class Scenario(NamedTuple):
@@ -41,13 +41,7 @@ def formed(rules: Rules, num_ranks: int, budget: Budget) -> World:
     Raises:
         ViolationError: they do not become one.
     """
-    world = rules.new_world(num_ranks, budget)
-    settler = Settler(rules)
-    for _ in range(MAX_ROUNDS):
-        if unrest(world, rules.min_size) is None:
-            return world
-        settler.round(world)
-    raise ViolationError(f"no group of {num_ranks} forms: {unrest(world, rules.min_size)}")
+    return Settler(rules).settled(rules.new_world(num_ranks, budget))
 
 
 SMALL = [
@@ -66,6 +60,7 @@ SMALL = [
     Scenario(2, Budget(deaths=1, restarts=1)),
     Scenario(2, Budget(failures=1, rebalances=1)),
     Scenario(2, Budget(deaths=1, refills=1), min_size=2),
+    Scenario(2, Budget(cuts=1, rebalances=1)),
 ]
 """Exhausted in a second or two each."""
 
@@ -84,6 +79,9 @@ LARGE = [
     Scenario(3, Budget(requests=1, deaths=1)),
     Scenario(3, Budget(deaths=1, restarts=1)),
     Scenario(3, Budget(requests=1, pauses=1), is_calm=True),
+    Scenario(2, Budget(leaves=1, returns=1), is_calm=True),
+    Scenario(2, Budget(requests=1, cuts=1)),
+    Scenario(3, Budget(deaths=1, failures=1)),
 ]
 """Smaller ones first; what the first leave of the time is for the others."""
 

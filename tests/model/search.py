@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tests.model.events import Rules
 from tests.model.outlook import Event
-from tests.model.settle import Settler
+from tests.model.settle import Settler, settlers
 from tests.model.world import ViolationError, World
 
 
@@ -28,7 +28,7 @@ class Search:
 
     def __init__(self, rules: Rules, max_worlds: int = 10**9, max_s: float = float("inf")) -> None:
         self._rules = rules
-        self._settlers = [Settler(rules), Settler(rules, is_backwards=True, are_lost=True)]
+        self._settlers = settlers(rules)
         self._max_worlds = max_worlds
         self._max_s = max_s
 
@@ -43,7 +43,7 @@ class Search:
         while queue:
             world, key = queue.popleft()
             try:
-                self._settlers[len(seen) % 2].check(world)
+                self._settlers[len(seen) % len(self._settlers)].check(world)
             except ViolationError as error:
                 return Found(len(seen), num_events, False, str(error), _trace(came, key))
             for event in self._rules.enabled(world):
@@ -93,7 +93,9 @@ class Walker:
     def __init__(self, rules: Rules, seed: int, num_steps: int = 120, check_every: int = 10) -> None:
         self._rules = rules
         self._random = random.Random(seed)
-        self._settler = Settler(rules, is_backwards=seed % 2 == 1, are_lost=seed % 3 == 1)
+        self._settler = Settler(
+            rules, is_backwards=seed % 2 == 1, are_lost=seed % 3 == 1, are_newcomers_mute=seed % 5 == 1
+        )
         self._num_steps = num_steps
         self._check_every = check_every
 
@@ -117,12 +119,12 @@ class Walker:
 
 def shortened(rules: Rules, start: World, trace: tuple[Event, ...]) -> tuple[Event, ...]:
     """Return a trace from which no event can be left out without losing that it breaks some rule."""
-    settlers = [Settler(rules), Settler(rules, is_backwards=True, are_lost=True)]
+    checks = settlers(rules)
     size = max(1, len(trace) // 2)
     while True:
         for at in range(0, len(trace), size):
             candidate = trace[:at] + trace[at + size :]
-            kept = _broken_by(rules, settlers, start, candidate)
+            kept = _broken_by(rules, checks, start, candidate)
             if kept is not None:
                 trace = kept
                 break
@@ -132,7 +134,7 @@ def shortened(rules: Rules, start: World, trace: tuple[Event, ...]) -> tuple[Eve
             size //= 2
 
 
-def _broken_by(rules: Rules, settlers: list[Settler], start: World, trace: Iterable[Event]) -> tuple[Event, ...] | None:
+def _broken_by(rules: Rules, checks: list[Settler], start: World, trace: Iterable[Event]) -> tuple[Event, ...] | None:
     """Return the events of a trace up to where a rule breaks, without those that cannot happen; None if none does."""
     world, kept = start.copy(), []
     try:
@@ -140,7 +142,7 @@ def _broken_by(rules: Rules, settlers: list[Settler], start: World, trace: Itera
             if event in set(rules.enabled(world)):
                 kept.append(event)
                 rules.happen(world, event)
-        for settler in settlers:
+        for settler in checks:
             settler.check(world)
     except ViolationError:
         return tuple(kept)

@@ -1,6 +1,7 @@
 """Whether a world comes to rest when nothing more goes wrong and everything arrives."""
 
 from engine.parallel.member import Stance
+from engine.wire.ids import EngineId
 from engine.wire.messages import Seat, SeatState
 from tests.model.events import Rules
 from tests.model.parts import report_key
@@ -17,13 +18,18 @@ class Settler:
 
     When states were lost, those that were published before never arrive. They are published again while the
     coordinator thinks that somebody may not have seen them, and that must do.
+
+    When newcomers are mute, nothing comes from ranks that are in no group, and the members must come to rest alone.
     """
 
-    def __init__(self, rules: Rules, *, is_backwards: bool = False, are_lost: bool = False) -> None:
+    def __init__(
+        self, rules: Rules, *, is_backwards: bool = False, are_lost: bool = False, are_newcomers_mute: bool = False
+    ) -> None:
         """is_backwards: ranks take their turns in falling order. are_lost: states on the way are lost."""
         self._rules = rules
         self._is_backwards = is_backwards
         self._are_lost = are_lost
+        self._are_newcomers_mute = are_newcomers_mute
         self._good: set[int] = set()
 
     def check(self, world: World) -> None:
@@ -42,14 +48,30 @@ class Settler:
             if key in self._good:
                 break
             passed.append(key)
-            if unrest(following, self._rules.min_size) is None:
+            if self._unrest(following) is None:
                 if following.settings % 2 == 0:
                     break
                 self._rules.happen(following, ("pause", -1, 0))
             self.round(following)
         else:
-            raise ViolationError(f"never at rest: {unrest(following, self._rules.min_size)}")
+            raise ViolationError(f"never at rest: {self._unrest(following)}")
         self._good.update(passed)
+
+    def settled(self, world: World) -> World:
+        """Run a world until it is at rest, and return it.
+
+        Raises:
+            ViolationError: it is not after so many rounds.
+        """
+        for _ in range(MAX_ROUNDS):
+            if self._unrest(world) is None:
+                return world
+            self.round(world)
+        raise ViolationError(f"never at rest: {self._unrest(world)}")
+
+    def _unrest(self, world: World) -> str | None:
+        check = unrest_of_members if self._are_newcomers_mute else unrest
+        return check(world, self._rules.min_size)
 
     def round(self, world: World) -> None:
         """Let everything arrive once, and every rank do what it can."""
@@ -65,7 +87,13 @@ class Settler:
             rules.publish(world)
         order = sorted(world.ranks, reverse=self._is_backwards)
         for rank in order:
-            self._turn(world, rank)
+            if not self._is_mute(world, rank):
+                self._turn(world, rank)
+
+    def _is_mute(self, world: World, rank: int) -> bool:
+        it, members = world.ranks[rank], world.coordinator.group.committed.members
+        is_newcomer = it.member.stance is Stance.OUTSIDE and it.engine_id not in members
+        return self._are_newcomers_mute and is_newcomer
 
     def _refill(self, world: World) -> None:
         """Fill dead seats when those that live are too few: then somebody must come."""
@@ -79,7 +107,8 @@ class Settler:
         for rank, it in sorted(world.ranks.items()):
             known = world.coordinator.reports.get(rank)
             report = it.report()
-            if known is None or report_key(known) != report_key(report) or rank in world.mail:
+            is_news = known is None or report_key(known) != report_key(report) or rank in world.mail
+            if is_news and not self._is_mute(world, rank):
                 world.mail[rank] = (report,)
                 self._rules.happen(world, ("hear", rank, 0))
         world.mail.clear()
@@ -100,6 +129,15 @@ class Settler:
                 return
 
 
+def settlers(rules: Rules) -> list[Settler]:
+    """Return one of each kind."""
+    return [
+        Settler(rules),
+        Settler(rules, is_backwards=True, are_lost=True),
+        Settler(rules, are_newcomers_mute=True),
+    ]
+
+
 def unrest(world: World, min_size: int) -> str | None:
     """Return what is not at rest, or None."""
     group = world.coordinator.group
@@ -117,7 +155,25 @@ def unrest(world: World, min_size: int) -> str | None:
         return f"members are {group.committed.members}, not {wanted}"
     if wanted and group.committed.rebalance_seq != world.rebalances:
         return f"experts were placed anew {group.committed.rebalance_seq} times, not {world.rebalances}"
-    for engine_id in wanted:
+    return _unrest_of(wanted, world)
+
+
+def unrest_of_members(world: World, min_size: int) -> str | None:
+    """Return what is not at rest in the committed group, whatever else there may be; None if nothing, or it is none."""
+    members = world.coordinator.group.committed.members
+    live = [engine_id for engine_id in members if _lives(world, engine_id)]
+    if len(live) < min_size:
+        return None
+    return f"members are {members}, not {live}" if len(live) < len(members) else _unrest_of(members, world)
+
+
+def _lives(world: World, engine_id: EngineId) -> bool:
+    return engine_id.rank in world.ranks and world.ranks[engine_id.rank].engine_id == engine_id
+
+
+def _unrest_of(members: list[EngineId], world: World) -> str | None:
+    group = world.coordinator.group
+    for engine_id in members:
         it = world.ranks[engine_id.rank]
         member = it.member
         if member.stance is not Stance.IDLE or member.epoch != group.committed.epoch:

@@ -8,7 +8,7 @@ import re
 
 from tests.model.events import Rules
 from tests.model.outlook import Event
-from tests.model.settle import Settler
+from tests.model.settle import settlers
 from tests.model.world import ViolationError, World
 
 _STEP = re.compile(r"([a-z]+)(\d*)(?:-(\d+))?(\*?)")
@@ -44,6 +44,18 @@ def write(trace: tuple[Event, ...], rules: Rules, start: World) -> str:
     return " ".join(steps)
 
 
+def play(trace: str, rules: Rules, world: World) -> None:
+    """Let the steps of a trace happen that can.
+
+    Raises:
+        ViolationError: one breaks a rule.
+    """
+    for step in trace.split():
+        event = read_step(step, world)
+        if event in set(rules.enabled(world)):
+            rules.happen(world, event)
+
+
 def broken_by(trace: str, rules: Rules, start: World) -> str | None:
     """Return which rule a trace breaks, on the way or by what comes of it; None when it breaks none.
 
@@ -51,11 +63,8 @@ def broken_by(trace: str, rules: Rules, start: World) -> str | None:
     """
     world = start.copy()
     try:
-        for step in trace.split():
-            event = read_step(step, world)
-            if event in set(rules.enabled(world)):
-                rules.happen(world, event)
-        for settler in (Settler(rules), Settler(rules, is_backwards=True, are_lost=True)):
+        play(trace, rules, world)
+        for settler in settlers(rules):
             settler.check(world)
     except ViolationError as error:
         return str(error)

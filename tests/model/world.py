@@ -166,13 +166,17 @@ class World:
             )
         )
 
-    def tidy(self) -> None:
-        """Let go of what nobody can get any more, so that worlds that differ in nothing else are the same."""
+    def tidy(self, num_repeated: int = 0) -> None:
+        """Let go of what nobody can get any more, so that worlds that differ in nothing else are the same.
+
+        num_repeated: so many of the newest states may come again to everybody.
+        """
         ranks = list(self.ranks.values())
         first = min((rank.seen for rank in ranks), default=self.num_states - 1)
         slots = {rank.slot for rank in ranks}
         last = self.num_states - 1
-        self.states = {n: state for n, state in self.states.items() if n > first or n in slots or n == last}
+        kept_from = min(first + 1, last - num_repeated)
+        self.states = {n: state for n, state in self.states.items() if n >= kept_from or n in slots or n == last}
         needed = {rank.member.epoch for rank in ranks}
         needed.update(rank.standby for rank in ranks)
         needed.update(rank.preparing for rank in ranks if rank.is_waited_for or rank.result is not None)

@@ -79,9 +79,11 @@ def test_what_a_predecessor_committed_voids_what_was_proposed_without_knowing_it
 
 def test_a_member_that_never_gets_to_the_committed_group_breaks_it(three: Deployment) -> None:
     """It began a successor's attempt, and let go of what a predecessor put in force just before it ended."""
-    three.say(0, 1, committed=Membership(7, three.group.committed.members, [[], [], []]), epoch=7, ready_epoch=7)
-    three.update()
-    assert three.proposed() == (8, [0, 1, 2], True)
+    successor = restarted(three)
+    successor.reports = dict(three.reports)
+    successor.say(0, 1, committed=Membership(7, three.group.committed.members, [[], [], []]), epoch=7, ready_epoch=7)
+    successor.update()
+    assert successor.proposed() == (1_000_001, [0, 1, 2], True)
 
 
 def test_a_successor_fulfils_no_wish_again_and_forgets_none(three: Deployment) -> None:

@@ -220,10 +220,9 @@ def test_a_parked_rank_installs_on_sight(running: Driver) -> None:
     assert (running.member.stance, running.member.epoch) == (Stance.RUNNING, 2)
 
 
-def test_a_broken_exchange_parks_but_not_who_is_outside() -> None:
-    outside = Driver()
-    outside.member.on_broken()
-    assert outside.member.stance is Stance.OUTSIDE
+def test_a_broken_exchange_parks(running: Driver) -> None:
+    running.member.on_broken()
+    assert running.member.stance is Stance.PARKED
 
 
 def test_a_new_attempt_makes_the_rank_unready_for_the_one_before(running: Driver) -> None:

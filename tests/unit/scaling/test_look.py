@@ -21,12 +21,10 @@ def stayer(epoch: int) -> SeatStatus:
     return SeatStatus(E0, history, replace(report(E0, 1), epoch=epoch))
 
 
-def state(
-    *members: EngineId, epoch: int = 2, proposed: Membership | None = None, seat: SeatState = SeatState.LEAVING
-) -> GroupState:
+def state(*members: EngineId, epoch: int = 2, seat: SeatState = SeatState.LEAVING) -> GroupState:
     """Return a state that shows rank 1 in a seat like this."""
     seats = [Seat(E0, SeatState.ALIVE), Seat(E1, seat)]
-    return GroupState(1, 1, Membership(epoch, list(members)), proposed, False, [], 0, 0, [], seats)
+    return GroupState(1, 1, Membership(epoch, list(members)), None, False, [], 0, 0, [], seats)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +34,6 @@ def state(
         (state(E0), 1, True),
         (state(E0), 2, False),
         (state(E0, seat=SeatState.DEAD), 2, False),
-        (state(E0, proposed=Membership(3, [E0, E1])), 2, True),
         (state(E0, seat=SeatState.ALIVE), 2, True),
         (state(epoch=0), 2, True),
         (state(epoch=0), 0, False),
@@ -47,7 +44,6 @@ def state(
         "others still step with it",
         "all step without it",
         "it died",
-        "it is proposed",
         "the coordinator does not know yet that it leaves",
         "the coordinator has just started",
         "there is no group",

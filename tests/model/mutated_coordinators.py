@@ -1,0 +1,332 @@
+"""What the coordinator decides, each rule of it switched off by itself."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec.structs import replace
+
+from engine.wire.ids import EngineId
+from engine.wire.messages import EnginePhase, EngineReport, Membership
+from lb.coordinator.lockstep import LockstepGroup
+from lb.waves import Waves
+from tests.model.events import Rules
+from tests.model.parts import Rank
+from tests.model.world import World
+
+# --- what it knows --------------------------------------------------------------------------------------------------
+
+
+class TakesSilenceForDeath(LockstepGroup):
+    def _knows_everybody(self) -> bool:
+        return True
+
+
+class IgnoresPredecessors(LockstepGroup):
+    def _learn(self) -> None:
+        """Know only what it did itself."""
+
+
+class KeepsOldProposals(LockstepGroup):
+    def _learn(self) -> None:
+        proposal, direct = self.proposal, self.direct
+        super()._learn()
+        self.proposal, self.direct = proposal, direct
+
+
+class TakesTheStoppingForAlive(LockstepGroup):
+    def _is_dead(self, engine_id: EngineId) -> bool:
+        seat = self._seats.get(engine_id.rank)
+        return seat is None or seat.engine_id != engine_id
+
+
+# --- the direct way -------------------------------------------------------------------------------------------------
+
+
+class LetsTheParkedBe(LockstepGroup):
+    def _is_broken(self, member: EngineId) -> bool:
+        report = self._live_report(member)
+        is_here = report is not None and report.epoch == self.committed.epoch
+        return not is_here and super()._is_broken(member)
+
+
+class LetsTheLostBe(LockstepGroup):
+    def _is_broken(self, member: EngineId) -> bool:
+        report = self._live_report(member)
+        is_elsewhere = report is not None and report.epoch != self.committed.epoch
+        return not is_elsewhere and super()._is_broken(member)
+
+
+class LetsWhoWaitsInVainBe(LockstepGroup):
+    def _has_lost_somebody(self, epoch: int) -> bool:
+        return False
+
+
+class InsistsOnADirectProposal(LockstepGroup):
+    def _heal(self) -> bool:
+        return False if self.direct and self.proposal is not None else super()._heal()
+
+
+class InsistsThoughItFailed(LockstepGroup):
+    def _heal(self) -> bool:
+        failed, self._is_healing = getattr(self, "_is_healing", False), True
+        try:
+            return super()._heal()
+        finally:
+            self._is_healing = failed
+
+    def _has_failed(self, member: EngineId) -> bool:
+        return not getattr(self, "_is_healing", False) and super()._has_failed(member)
+
+
+class LetsHealingWait(LockstepGroup):
+    def _heal(self) -> bool:
+        return False if not self.direct and self.proposal is not None else super()._heal()
+
+
+class CallsTooFew(LockstepGroup):
+    def _heal(self) -> bool:
+        least, self._min_size = self._min_size, 1
+        healed = super()._heal()
+        self._min_size = least
+        return healed
+
+
+class InsistsOnTooFew(LockstepGroup):
+    def _heal(self) -> bool:
+        proposal, direct = self.proposal, self.direct
+        healed = super()._heal()
+        if not healed and direct:
+            self.proposal, self.direct = proposal, direct
+        return healed
+
+
+class TrustsTheBrokenToHold(LockstepGroup):
+    def _propose(self, members: list[EngineId], *, direct: bool) -> None:
+        super()._propose(members, direct=direct)
+        assert self.proposal is not None
+        self.proposal = replace(self.proposal, held=[self._held(member) for member in members])
+
+
+# --- the planned way ------------------------------------------------------------------------------------------------
+
+
+class IgnoresFailures(LockstepGroup):
+    def _has_failed(self, member: EngineId) -> bool:
+        return False
+
+
+class InsistsOnAPlannedProposal(LockstepGroup):
+    def _commit(self) -> bool:
+        proposal = self.proposal
+        if proposal is not None and not self.direct and None in map(self._live_report, proposal.members):
+            return True
+        return super()._commit()
+
+
+class TakesWhoIsToGo(LockstepGroup):
+    def _stays_away(self, member: EngineId) -> bool:
+        return self._has_failed(member)
+
+
+class CommitsWithTheFirst(LockstepGroup):
+    def _commit(self) -> bool:
+        proposal = self.proposal
+        if proposal is not None and any(
+            (report := self._live_report(member)) is not None and report.ready_epoch == proposal.epoch
+            for member in proposal.members
+        ):
+            self.committed, self.proposal, self.direct = proposal, None, False
+            return True
+        return super()._commit()
+
+
+class PlansInTheMiddle(LockstepGroup):
+    def _is_settled(self) -> bool:
+        return True
+
+
+class PlansForTooFew(LockstepGroup):
+    def _plan(self) -> None:
+        least, self._min_size = self._min_size, 1
+        super()._plan()
+        self._min_size = least
+
+
+class FormsWithTheFirst(LockstepGroup):
+    def _wanted(self) -> list[EngineId]:
+        epoch = self.committed.epoch
+        self.committed = replace(self.committed, epoch=epoch or 1)
+        wanted = super()._wanted()
+        self.committed = replace(self.committed, epoch=epoch)
+        return wanted
+
+
+class LetsBusyLeaversGo(LockstepGroup):
+    def _is_busy_leaver(self, member: EngineId) -> bool:
+        return False
+
+
+class WishesOnce(LockstepGroup):
+    def _propose(self, members: list[EngineId], *, direct: bool) -> None:
+        super()._propose(members, direct=direct)
+        self._done = self._rebalance_seq
+
+    @property
+    def _must_rebalance(self) -> bool:
+        return self._rebalance_seq > getattr(self, "_done", 0)
+
+
+# --- what it says ---------------------------------------------------------------------------------------------------
+
+
+class RepeatsNoProposals(LockstepGroup):
+    @property
+    def is_observed(self) -> bool:
+        proposal, self.proposal = self.proposal, None
+        observed = super().is_observed
+        self.proposal = proposal
+        return observed
+
+
+class RepeatsNoCommits(LockstepGroup):
+    @property
+    def is_observed(self) -> bool:
+        committed, self.committed = self.committed, Membership(0, [])
+        observed = super().is_observed
+        self.committed = committed
+        return observed or super().is_observed
+
+
+class RepeatsNoWaves(LockstepGroup):
+    @property
+    def is_observed(self) -> bool:
+        started, self.waves.started = self.waves.started, 0
+        observed = super().is_observed
+        self.waves.started = started
+        return observed
+
+
+class RepeatsNoDeaths(LockstepGroup):
+    @property
+    def is_observed(self) -> bool:
+        committed = self.committed
+        self.committed = replace(committed, members=[m for m in committed.members if self._live_report(m) is not None])
+        observed = super().is_observed
+        self.committed = committed
+        return observed
+
+
+# --- waves ----------------------------------------------------------------------------------------------------------
+
+
+class WakesForWorkAlone(Waves):
+    def update(self, members: Sequence[EngineReport], epoch: int) -> None:
+        super().update([replace(report, epoch=epoch) for report in members], epoch)
+
+
+class WakesForCommitsAlone(Waves):
+    def update(self, members: Sequence[EngineReport], epoch: int) -> None:
+        super().update([replace(report, has_work=False) for report in members], epoch)
+
+
+class ForgetsRunningWaves(Waves):
+    def update(self, members: Sequence[EngineReport], epoch: int) -> None:
+        started = self.started
+        super().update(members, epoch)
+        if self.started == max((r.wave for r in members), default=0):
+            self.started = started
+
+
+class WakesAgainAndAgain(Waves):
+    def update(self, members: Sequence[EngineReport], epoch: int) -> None:
+        super().update(members, epoch)
+        if any(r.phase is EnginePhase.IDLE and r.has_work and r.wave < self.started for r in members):
+            self.started += 1
+
+
+class WakesTheRunning(Waves):
+    def update(self, members: Sequence[EngineReport], epoch: int) -> None:
+        super().update(members, epoch)
+        if any(r.phase is EnginePhase.RUNNING and r.has_work and r.wave == self.started for r in members):
+            self.started += 1
+
+
+class GrantsEveryWish(Waves):
+    def on_first_request(self, wave: int, members: Iterable[EngineReport]) -> bool:
+        self.started = wave
+        return True
+
+
+def with_waves(waves: type[Waves]) -> Callable[..., LockstepGroup]:
+    """Return what makes a group with other waves."""
+
+    def make(generation: int, min_size: int) -> LockstepGroup:
+        group = LockstepGroup(generation, min_size)
+        group.waves = waves()
+        return group
+
+    return make
+
+
+def counts_on(generation: int, min_size: int) -> LockstepGroup:
+    """Return a coordinator whose numbers begin where it thinks that its predecessor's ended."""
+    return LockstepGroup(1, min_size)
+
+
+# --- whom others count on -------------------------------------------------------------------------------------------
+
+
+class GoesBeforeTheSwitch(Rules):
+    def _may_go(self, world: World, rank: int, it: Rank) -> bool:
+        known, group = world.coordinator.seats.get(rank) == world.seats[rank], world.coordinator.group
+        return known and group.committed.epoch > 0 and it.engine_id not in group.committed.members
+
+
+class GoesUnknown(Rules):
+    def _may_go(self, world: World, rank: int, it: Rank) -> bool:
+        seats = world.coordinator.seats
+        world.coordinator.seats = world.seats
+        may_go = super()._may_go(world, rank, it)
+        world.coordinator.seats = seats
+        return may_go
+
+
+GROUPS: dict[str, Callable[..., LockstepGroup]] = {
+    "silence is no death": TakesSilenceForDeath,
+    "what predecessors committed is in force": IgnoresPredecessors,
+    "what is learned voids what was proposed": KeepsOldProposals,
+    "each generation has numbers of its own": counts_on,
+    "who was confirmed dead is dead": TakesTheStoppingForAlive,
+    "a parked member breaks the group": LetsTheParkedBe,
+    "a member that is elsewhere breaks the group": LetsTheLostBe,
+    "who waits in a group that somebody let go of breaks the group": LetsWhoWaitsInVainBe,
+    "a further death voids a direct proposal": InsistsOnADirectProposal,
+    "a failed preparation voids a direct proposal": InsistsThoughItFailed,
+    "healing goes before scaling": LetsHealingWait,
+    "too few are not called": CallsTooFew,
+    "a direct proposal of too few is void": InsistsOnTooFew,
+    "where a group broke nobody hands over experts": TrustsTheBrokenToHold,
+    "a failed preparation voids its proposal": IgnoresFailures,
+    "a planned proposal ends with a death": InsistsOnAPlannedProposal,
+    "a planned proposal ends with a newcomer that is to go": TakesWhoIsToGo,
+    "all must be ready": CommitsWithTheFirst,
+    "one change at a time": PlansInTheMiddle,
+    "too few are not planned": PlansForTooFew,
+    "the first group waits for every seat": FormsWithTheFirst,
+    "a leaver with sequences stays": LetsBusyLeaversGo,
+    "a wish to rebalance stands until it is in force": WishesOnce,
+    "a proposal is repeated": RepeatsNoProposals,
+    "a commit is repeated until all step in it": RepeatsNoCommits,
+    "a wave is repeated until all have seen it": RepeatsNoWaves,
+    "a death is repeated until nobody waits for the dead": RepeatsNoDeaths,
+    "who rests in an old group is woken": with_waves(WakesForWorkAlone),
+    "who rests with work is woken": with_waves(WakesForCommitsAlone),
+    "waves of predecessors count": with_waves(ForgetsRunningWaves),
+    "who is behind has not seen the newest wave yet": with_waves(WakesAgainAndAgain),
+    "who runs is not woken": with_waves(WakesTheRunning),
+    "a wish for a wave counts when all rest": with_waves(GrantsEveryWish),
+}
+
+SEATS: dict[str, type[Rules]] = {
+    "a leaver stays until the members step without it": GoesBeforeTheSwitch,
+    "a leaver stays until the coordinator knows that it leaves": GoesUnknown,
+}
