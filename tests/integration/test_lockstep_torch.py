@@ -41,9 +41,9 @@ MODELS: dict[str, Callable[[], Any]] = {
 PROMPTS = [f"{number} fish swim in {'one school and ' * (number % 4)}the sea" for number in range(NUM_PROMPTS)]
 
 
-def serve_arguments(folder: Path, num_ranks: int) -> list[str]:
+def serve_arguments(folder: Path, num_ranks: int, executor: str = "local") -> list[str]:
     return [
-        *("--model", str(folder), "--served-model-name", "sim", "--executor", "local", "--enable-expert-parallel"),
+        *("--model", str(folder), "--served-model-name", "sim", "--executor", executor, "--enable-expert-parallel"),
         *("--dtype", "float32", "--device", "cpu", "--kv-cache-memory", "16MiB", "--max-restarts", "100"),
         *("--data-parallel-size", str(num_ranks)),
     ]
