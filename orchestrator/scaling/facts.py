@@ -40,7 +40,8 @@ class RankFacts:
     """One rank, as it is now.
 
     progress: of loading, 0..1. is_reached: by every API process. is_empty: it takes nothing new and has nothing left.
-    num_sequences: what it has to do. is_member: a lockstep group still counts on it.
+    num_sequences: what it has to do. is_member: a lockstep group still counts on it. is_silent: nothing is heard of its
+    engine, which so does nothing that it is told.
     reason: why the place was refused or the engine ended.
     """
 
@@ -51,6 +52,7 @@ class RankFacts:
     is_empty: bool = False
     num_sequences: int = 0
     is_member: bool = False
+    is_silent: bool = False
     reason: str = ""
 
     @property

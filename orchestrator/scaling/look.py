@@ -44,6 +44,7 @@ def _with_seat(known: RankFacts, seat: SeatStatus, *, is_reached: bool, is_membe
         is_empty=seat.is_empty,
         num_sequences=seat.num_sequences,
         is_member=is_member,
+        is_silent=seat.suspect is not None and seat.suspect.is_silent,
         reason=seat.end_reason or known.reason,
     )
 

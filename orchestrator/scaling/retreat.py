@@ -8,7 +8,8 @@ from orchestrator.scaling.steps import ScaleDeadlines
 class Retreat:
     """Undoes what an operation did before its point of no return; nothing in here can fail.
 
-    A new rank may already serve: picks use it as soon as it is ready. So what it has moves before it goes.
+    A new rank may already serve: picks use it as soon as it is ready. So what it has moves before it goes. One that is
+    silent moves nothing: it is killed, and what it has goes on elsewhere as after any death.
     """
 
     def __init__(self, plan: ScalePlan, deadlines: ScaleDeadlines) -> None:
@@ -33,7 +34,7 @@ class Retreat:
             return []
         if known.is_over:
             return [Verb.RELEASE]
-        if known.engine is EngineStage.STARTING:
+        if known.engine is EngineStage.STARTING or known.is_silent:
             return [Verb.KILL]
         return self._empty_and_stop(rank, known, now)
 

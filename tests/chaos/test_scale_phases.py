@@ -44,7 +44,7 @@ GROWING: dict[str, Sequence[Fault]] = {
     "reserve": (cancel, kill_old_rank, kill_coordinator),
     "spawn": (cancel, kill_newcomer, kill_old_rank, kill_coordinator),
     "load": (cancel, kill_newcomer, freeze_newcomer, kill_old_rank, kill_coordinator),
-    "handshake": (cancel, kill_newcomer, kill_old_rank, kill_coordinator),
+    "handshake": (cancel, kill_newcomer, freeze_newcomer, kill_old_rank, kill_coordinator),
 }
 SHRINKING: dict[str, Sequence[Fault]] = {
     "drain": (cancel, kill_leaver, kill_old_rank, kill_coordinator),

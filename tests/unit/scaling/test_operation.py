@@ -163,6 +163,16 @@ def test_a_cancel_before_the_point_of_no_return_undoes_all(phase: Phase) -> None
     run.assert_consistent_end()
 
 
+def test_a_new_rank_that_gives_no_sign_is_not_waited_for_on_the_way_back() -> None:
+    run = run_to(Phase.HANDSHAKE, *GROW)
+    run.world.set(3, is_silent=True)
+    run.operation.cancel()
+    ordered = [(order.rank, order.verb) for order in run.turn()]
+    assert ordered == [(2, Verb.CORDON), (2, Verb.MOVE), (2, Verb.LEAVE), (3, Verb.KILL)]
+    run.finish()
+    run.assert_consistent_end()
+
+
 @pytest.mark.parametrize("phase", [Phase.STOP, Phase.RELEASE, Phase.DONE])
 def test_a_cancel_behind_it_is_refused(phase: Phase) -> None:
     run = run_to(phase, *REPLACE)
