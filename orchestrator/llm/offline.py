@@ -1,8 +1,8 @@
 """Offline use: the engines in this process, prompts in, finished texts out.
 
 with LLM("smollm2-135m", data_parallel_size=2) as llm:
-for output in llm.generate(["A shoal is", "A school is"], GenerationParams(max_tokens=20)):
-print(output.prompt, output.outputs[0].text)
+    for output in llm.generate(["A shoal is", "A school is"], GenerationParams(max_tokens=20)):
+        print(output.prompt, output.outputs[0].text)
 """
 
 import logging
