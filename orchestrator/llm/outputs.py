@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from engine.wire.errors import EngineError, InvalidRequestError, ShoalError
 from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, ErrorKind, FinishReason
 from metrics.stats import ServingStats
+from orchestrator.llm.stop import StopChecker
 from orchestrator.llm.stream import Choice, RequestStream
 
 logger = logging.getLogger(__name__)
@@ -156,10 +157,15 @@ class OutputProcessor:
         self, choice: Choice, stream: RequestStream, output: EngineCoreOutput, work: _BatchWork
     ) -> tuple[str, bool]:
         """Return the text of new tokens that may go out, and whether a stop string ends with it."""
-        self._observe_tokens(choice, stream, output, work)
-        feed = choice.detokenizer.feed
-        text = feed(output.new_token_ids) if choice.scores is None else choice.scores.feed(output, feed)
-        return (text, False) if choice.stop is None else choice.stop.feed(text)
+        token_ids, stopped = output.new_token_ids, False
+        if choice.stop is None:
+            feed = choice.detokenizer.feed
+            text = feed(token_ids) if choice.scores is None else choice.scores.feed(output, feed)
+        else:
+            text, num_read, stopped = _read_until_stop(choice, choice.stop, output)
+            token_ids = token_ids[:num_read]
+        self._observe_tokens(choice, stream, output, token_ids, work)
+        return text, stopped
 
     def _begin(self, choice: Choice, stream: RequestStream, output: EngineCoreOutput) -> None:
         """Let a prompt that begins the text out, and its log-probabilities, with the first output that is no error."""
@@ -216,15 +222,14 @@ class OutputProcessor:
             self._stats.on_inter_token(work.rank, (work.now - before) * count, count)
 
     def _observe_tokens(
-        self, choice: Choice, stream: RequestStream, output: EngineCoreOutput, work: _BatchWork
+        self, choice: Choice, stream: RequestStream, output: EngineCoreOutput, token_ids: list[int], work: _BatchWork
     ) -> None:
         rank, now = work.rank, work.now
-        num_tokens = len(output.new_token_ids)
-        choice.num_output_tokens += num_tokens
+        choice.num_output_tokens += len(token_ids)
         if choice.token_ids is not None:
-            choice.token_ids += output.new_token_ids
+            choice.token_ids += token_ids
         if choice.last_token_at:
-            self._stats.on_inter_token(rank, now - choice.last_token_at, num_tokens)
+            self._stats.on_inter_token(rank, now - choice.last_token_at, len(token_ids))
         else:
             choice.rank = rank
             choice.is_prompt_read = True
@@ -237,3 +242,19 @@ class OutputProcessor:
     def _observe_end(self, choice: Choice, stream: RequestStream, reason: str, now: float) -> None:
         num_read = choice.num_prompt_tokens if choice.is_prompt_read else 0
         self._stats.on_finished(choice.rank, reason, now - stream.created_at, num_read)
+
+
+def _read_until_stop(choice: Choice, stop: StopChecker, output: EngineCoreOutput) -> tuple[str, int, bool]:
+    """Return the text of new tokens that may go out, how many were read for it, and whether a stop string ends it.
+
+    They are read one by one: none behind a stop string counts, however many came at once.
+    """
+    feed, text = choice.detokenizer.feed, ""
+    one_by_one = ([token_id] for token_id in output.new_token_ids)
+    pieces = map(feed, one_by_one) if choice.scores is None else choice.scores.pieces(output, feed)
+    for num_read, piece in enumerate(pieces, start=1):
+        out, stopped = stop.feed(piece)
+        text += out
+        if stopped:
+            return text, num_read, True
+    return text, len(output.new_token_ids), False

@@ -1,6 +1,6 @@
 """The log-probabilities of one choice on their way to its reader."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from engine.wire.logprobs import Logprobs, PositionLogprobs
@@ -67,15 +67,19 @@ class ChoiceScores:
         self._length = len(echoed)
 
     def feed(self, output: EngineCoreOutput, detokenize: Callable[[list[int]], str]) -> str:
-        """Take new tokens, one by one through the detokenizer, and return their text."""
+        """Take new tokens and return their text."""
+        return "".join(self.pieces(output, detokenize))
+
+    def pieces(self, output: EngineCoreOutput, detokenize: Callable[[list[int]], str]) -> Iterator[str]:
+        """Take new tokens, one by one through the detokenizer, as the text of each is asked for."""
         if output.logprobs is None or not self.has_outputs:
-            return detokenize(output.new_token_ids)
-        text = ""
+            yield from (detokenize([token_id]) for token_id in output.new_token_ids)
+            return
         for token_id, position in zip(output.new_token_ids, output.logprobs.positions(), strict=True):
-            self._fresh.append(self._scored(token_id, position, self._length + len(text)))
-            text += detokenize([token_id])
-        self._length += len(text)
-        return text
+            self._fresh.append(self._scored(token_id, position, self._length))
+            piece = detokenize([token_id])
+            self._length += len(piece)
+            yield piece
 
     def take(self) -> list[ScoredToken]:
         """Return what came since the last take."""

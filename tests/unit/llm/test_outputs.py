@@ -35,6 +35,19 @@ def test_a_stop_string_ends_the_choice_here_and_its_engine_is_told() -> None:
     assert read(stream) == [(0, "x ", "stop")]
 
 
+@pytest.mark.parametrize("pieces", [["x END y"], ["x E", "ND y"], [*"x END y"]])
+def test_what_counts_does_not_depend_on_how_tokens_came(pieces: list[str]) -> None:
+    """Outputs that wait for a slow reader are merged, and the engine goes on until it hears of the stop."""
+    house = House()
+    stream = house.open(stop=["END"])
+    (choice,) = stream.choices
+    choice.token_ids = []
+    for piece in pieces:
+        house.feed(say(piece))
+    assert read(stream) == [(0, "x ", "stop")]
+    assert (stream.num_output_tokens, choice.token_ids) == (5, list(b"x END"))
+
+
 def test_an_engine_that_ended_by_itself_is_not_told() -> None:
     house = House()
     house.open(stop=["END"])

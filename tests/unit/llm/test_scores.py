@@ -148,6 +148,14 @@ def test_stop_strings_are_not_looked_for_in_the_prompt() -> None:
     assert len(scores_of(stream).take()) == 4, "what was drawn is told, as its text was cut behind it"
 
 
+def test_what_was_drawn_behind_a_stop_string_is_not_told() -> None:
+    house = House()
+    stream = open_stream(house, stop="q")
+    house.feed(output("xqyz"))
+    assert [token.token.text for token in scores_of(stream).take()] == ["x", "q"]
+    assert stream.num_output_tokens == 2
+
+
 @pytest.mark.parametrize("num_tokens", [0, 2])
 def test_numbers_that_do_not_fit_the_tokens_end_that_request_alone(num_tokens: int) -> None:
     house = House()
