@@ -71,7 +71,8 @@ class PeerRows:
         mine = self._givers[self._index]
         gives = [expert for taker in mine for expert in taker]
         if not set(gives) <= set(rows.expert_ids):
-            raise GroupBrokenError(f"asked for experts {sorted(set(gives) - set(rows.expert_ids))}, which are asleep")
+            missing = sorted(set(gives) - set(rows.expert_ids))
+            raise GroupBrokenError(f"asked for experts {missing}, which are asleep or were let go")
         send_sizes = [len(taker) for taker in mine]
         receive_sizes = [len(giver[self._index]) for giver in self._givers]
 

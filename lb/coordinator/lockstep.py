@@ -80,11 +80,8 @@ class LockstepGroup:
 
     def on_first_request(self, wave: int) -> bool:
         """Start a wave that a client wishes for, see ``Waves``; True when something is to be published."""
-        members = [self._live_report(member) for member in self.committed.members]
-        if not members or self.proposal is not None:
-            return False
-        live = [report for report in members if report is not None and report.epoch == self.committed.epoch]
-        return len(live) == len(members) and self.waves.on_first_request(wave, live)
+        members = self._members()
+        return bool(members) and self.waves.on_first_request(wave, members)
 
     def rebalance(self, seq: int) -> None:
         """Place experts anew, by how often each was chosen, unless that was done since it was wished for.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec.structs import replace
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, EngineReport, Membership
+from engine.wire.messages import EnginePhase, EngineReport
 from lb.coordinator.lockstep import LockstepGroup
 from lb.waves import Waves
 from tests.model.events import Rules
@@ -66,15 +66,8 @@ class InsistsOnADirectProposal(LockstepGroup):
 
 
 class InsistsThoughItFailed(LockstepGroup):
-    def _heal(self) -> bool:
-        failed, self._is_healing = getattr(self, "_is_healing", False), True
-        try:
-            return super()._heal()
-        finally:
-            self._is_healing = failed
-
     def _has_failed(self, member: EngineId) -> bool:
-        return not getattr(self, "_is_healing", False) and super()._has_failed(member)
+        return not self.direct and super()._has_failed(member)
 
 
 class LetsHealingWait(LockstepGroup):
@@ -111,7 +104,7 @@ class TrustsTheBrokenToHold(LockstepGroup):
 
 class IgnoresFailures(LockstepGroup):
     def _has_failed(self, member: EngineId) -> bool:
-        return False
+        return self.direct and super()._has_failed(member)
 
 
 class InsistsOnAPlannedProposal(LockstepGroup):
@@ -166,13 +159,15 @@ class LetsBusyLeaversGo(LockstepGroup):
 
 
 class WishesOnce(LockstepGroup):
+    _proposed_seq = 0
+
     def _propose(self, members: list[EngineId], *, direct: bool) -> None:
         super()._propose(members, direct=direct)
-        self._done = self._rebalance_seq
+        self._proposed_seq = self._rebalance_seq
 
     @property
     def _must_rebalance(self) -> bool:
-        return self._rebalance_seq > getattr(self, "_done", 0)
+        return self._rebalance_seq > self._proposed_seq
 
 
 # --- what it says ---------------------------------------------------------------------------------------------------
@@ -190,10 +185,8 @@ class RepeatsNoProposals(LockstepGroup):
 class RepeatsNoCommits(LockstepGroup):
     @property
     def is_observed(self) -> bool:
-        committed, self.committed = self.committed, Membership(0, [])
-        observed = super().is_observed
-        self.committed = committed
-        return observed or super().is_observed
+        is_seen = all(report.wave >= self.waves.started for report in self._members())
+        return self.proposal is None and is_seen
 
 
 class RepeatsNoWaves(LockstepGroup):

@@ -5,7 +5,7 @@ from typing import Any
 from engine.parallel.member import Stance
 from engine.wire.ids import EngineId
 from engine.wire.messages import Membership
-from tests.model.parts import Place, Rank
+from tests.model.parts import Place
 from tests.model.world import World
 
 
@@ -17,17 +17,6 @@ def parked(world: World) -> set[EngineId]:
 def check_size(committed: Membership, min_size: int) -> None:
     """Check that no group is put in force that is too small; before there is one, it has no members."""
     assert not committed.epoch or len(committed.members) >= min_size, f"{committed.members} are too few"
-
-
-def check_held(world: World, it: Rank) -> None:
-    """Check that a rank has what it is to hand over: the experts of the group it steps in, or stepped in last."""
-    wanted = world.epochs[it.preparing]
-    if not wanted.held:
-        return
-    told = wanted.held[wanted.members.index(it.engine_id)]
-    own = world.epochs.get(it.member.epoch, wanted)
-    has = own.expert_placement[own.members.index(it.engine_id)] if it.member.epoch else []
-    assert set(told) <= set(has), f"rank {it.engine_id} is to hand over {told} and has {has}"
 
 
 def check_headers(place: Place, headers: tuple[Any, ...]) -> None:

@@ -27,6 +27,7 @@ class Search:
     """Visits each world once, nearest first, and checks that it comes to rest."""
 
     def __init__(self, rules: Rules, max_worlds: int = 10**9, max_s: float = float("inf")) -> None:
+        """max_s: of this process's CPU, so that a busy machine sees as much."""
         self._rules = rules
         self._settlers = settlers(rules)
         self._max_worlds = max_worlds
@@ -39,7 +40,7 @@ class Search:
         seen = {key}
         queue = deque([(start, key)])
         num_events = 0
-        ends_at = time.monotonic() + self._max_s
+        ends_at = time.process_time() + self._max_s
         while queue:
             world, key = queue.popleft()
             try:
@@ -57,7 +58,7 @@ class Search:
                     seen.add(following_key)
                     came[following_key] = (key, event)
                     queue.append((following, following_key))
-            if len(seen) >= self._max_worlds or time.monotonic() > ends_at:
+            if len(seen) >= self._max_worlds or time.process_time() > ends_at:
                 return Found(len(seen), num_events, False)
         return Found(len(seen), num_events, True)
 
