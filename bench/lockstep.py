@@ -1,22 +1,16 @@
-"""What stepping together costs: an idle group, a busy rank beside an idle one, and the pause when a rank is killed.
+"""What stepping together costs: an idle group, a busy rank beside idle ones, and the pause when a rank is killed.
 
-Idle: CPU of each rank of a sim group from 1 s after its last request. Busy beside idle: the time between two tokens of
-one stream on a group of two ranks over the same on a group of one, for sim ranks and for a random mixture-of-experts
-model on the CPU; rounds are interleaved. Healing: ``kill -9`` of one of four sim ranks under 32 open streams; the
-survivors' streams pause until the kill is seen (detection), the others have formed the next group and hold the dead
-rank's experts (regroup), and the step is run again (retry).
+Idle: CPU of each rank of a sim group from 1 s after its last request. Busy beside idle: see ``beside_idle``; for sim
+ranks and for a random mixture-of-experts model on the CPU. Healing: ``kill -9`` of one of four sim ranks under 32 open
+streams; the survivors' streams pause until the kill is seen (detection), the others have formed the next group and hold
+the dead rank's experts (regroup), and the step is run again (retry).
 """
 
 import argparse
 import asyncio
-import itertools
-import os
-import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,11 +18,11 @@ from typing import Any
 import httpx
 import psutil
 
+from bench.beside_idle import beside_rows, take_stream
 from bench.moe_model import save_moe_model
-from bench.rank_kills import StateLine, in_ms, longest_gap, p99, pinned_request, ranks_of, wait_refilled
+from bench.rank_kills import Kill, KillRound, StateLine, in_ms, longest_gap, p99
 from bench.report import Row, finish, parse_arguments
 from bench.served import Served, served, short_folder
-from bench.timed_streams import TimedStream
 from engine.wire.messages import GroupState
 
 GROUP = ("--executor=local", "--enable-expert-parallel", "--log-level=warning", "--max-restarts=1000")
@@ -39,8 +33,9 @@ NUM_HEALING, STREAMS_PER_RANK, HEALING_STEP_MS = 4, 8, 20.0
 
 _IDLE_AFTER_S = 1.0
 _LOOK_S = 3.0  # behind the kill
-_SKIPPED_TOKENS = 3  # of a stream: prefill, and the wave's start
 _REST_S = 0.3
+
+ROUND = KillRound(num_ranks=NUM_HEALING, streams_per_rank=STREAMS_PER_RANK, calm_s=_REST_S, look_s=_LOOK_S)
 
 
 @dataclass(slots=True)
@@ -83,15 +78,22 @@ def main() -> int:
     """Measure and print; return the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=8, help="kills (default: 8)")
-    parser.add_argument("--tokens", type=int, default=40, help="tokens of a stream beside an idle rank (default: 40)")
+    parser.add_argument("--tokens", type=int, default=40, help="tokens of a stream beside idle ranks (default: 40)")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long to look at the idle group (default: 10)")
     options = parse_arguments(__doc__ or "", parser)
-    rows = [*_idle_rows(options.seconds), *_beside_rows("sim, 100 ms", options.tokens, *SIM, "--sim-step-ms=100")]
+    rows = [
+        *_idle_rows(options.seconds),
+        *beside_rows("sim, 100 ms", options.tokens, *SIM, "--sim-step-ms=100"),
+        *_beside_torch_rows(options.tokens),
+        *_healing_rows(options.rounds),
+    ]
+    return finish("Lockstep groups", rows, options)
+
+
+def _beside_torch_rows(num_tokens: int) -> list[Row]:
     with short_folder() as folder:
         save_moe_model(folder)
-        rows += _beside_rows("4 MoE layers on the CPU", options.tokens, *TORCH, f"--model={folder}")
-    rows += _healing_rows(options.rounds)
-    return finish("Lockstep groups", rows, options)
+        return beside_rows("4 MoE layers on the CPU", num_tokens, *TORCH, f"--model={folder}")
 
 
 # --- idle -----------------------------------------------------------------------------------------------------------
@@ -99,7 +101,7 @@ def main() -> int:
 
 def _idle_rows(seconds: float) -> list[Row]:
     with short_folder() as folder, served(folder, *SIM, "--data-parallel-size=3") as deployment:
-        _stream_gaps(deployment.url, 5)
+        take_stream(deployment.url, 5)
         time.sleep(_IDLE_AFTER_S)
         processes = [psutil.Process(row["pid"]) for row in _rows_of(deployment.url)]
         before, began_at = [_cpu_s(process) for process in processes], time.monotonic()
@@ -118,41 +120,6 @@ def _cpu_s(process: psutil.Process) -> float:
 
 def _rows_of(url: str) -> list[dict[str, Any]]:
     return list(httpx.get(f"{url}/v1/cluster", timeout=10.0, trust_env=False).json()["ranks"])
-
-
-# --- a busy rank beside an idle one ---------------------------------------------------------------------------------
-
-
-def _beside_rows(name: str, num_tokens: int, *options: str) -> list[Row]:
-    alone: list[float] = []
-    beside: list[float] = []
-    with _group(1, *options) as single, _group(2, *options) as double:
-        for _ in range(3):
-            alone += _stream_gaps(single.url, num_tokens)
-            beside += _stream_gaps(double.url, num_tokens)
-    one, two = in_ms([statistics.median(beside), statistics.median(alone)])
-    return [Row(f"step beside an idle rank, {name}", "ms", one, two, "alone", bar=1.25)]
-
-
-@contextmanager
-def _group(num_ranks: int, *options: str) -> Iterator[Served]:
-    with short_folder() as folder, served(folder, *options, f"--data-parallel-size={num_ranks}") as deployment:
-        yield deployment
-
-
-def _stream_gaps(url: str, num_tokens: int) -> list[float]:
-    """Return the times between the tokens of one stream on rank 0, without its beginning."""
-    return asyncio.run(_gaps_of_one(url, num_tokens))
-
-
-async def _gaps_of_one(url: str, num_tokens: int) -> list[float]:
-    path, body = pinned_request(0, 0)
-    stream = TimedStream(path, {**body, "max_tokens": num_tokens, "temperature": 0})
-    await stream.open(url)
-    await stream.ended
-    stream.close()
-    await asyncio.sleep(_REST_S)
-    return [later - earlier for earlier, later in itertools.pairwise(stream.times[_SKIPPED_TOKENS:])]
 
 
 # --- healing --------------------------------------------------------------------------------------------------------
@@ -183,40 +150,21 @@ async def _heal(deployment: Served, folder: Path, num_rounds: int) -> Healing:
     try:
         async with httpx.AsyncClient(base_url=deployment.url, trust_env=False) as client:
             for number in range(num_rounds):
-                await _kill_one(client, deployment.url, number % NUM_HEALING, watch, figures)
+                _note(figures, await ROUND.run(client, deployment.url, number % NUM_HEALING), watch)
     finally:
         line.close()
     return figures
 
 
-async def _kill_one(client: httpx.AsyncClient, url: str, rank: int, watch: DirectWatch, figures: Healing) -> None:
-    victim = (await ranks_of(client))[rank]
-    streams = [
-        (each, TimedStream(*pinned_request(each, number)))
-        for each in range(NUM_HEALING)
-        for number in range(STREAMS_PER_RANK)
-    ]
-    await asyncio.gather(*(stream.open(url) for _, stream in streams))
-    await asyncio.gather(*(stream.has_begun.wait() for _, stream in streams))
-    await asyncio.sleep(_REST_S)
-    killed_at = time.monotonic()
-    os.kill(victim["pid"], signal.SIGKILL)
-    await asyncio.sleep(_LOOK_S)
-    survivors = [stream for each, stream in streams if each != rank]
-    figures.pauses += [longest_gap(stream.times, killed_at, killed_at + _LOOK_S) for stream in survivors]
-    _note_parts(figures, watch, killed_at, survivors)
-    figures.num_failed += sum(stream.failed for _, stream in streams)
-    for _, stream in streams:
-        stream.close()
-    await wait_refilled(client, rank, victim["incarnation"] + 1)
-
-
-def _note_parts(figures: Healing, watch: DirectWatch, killed_at: float, survivors: Sequence[TimedStream]) -> None:
+def _note(figures: Healing, kill: Kill, watch: DirectWatch) -> None:
+    killed_at = kill.killed_at
+    figures.pauses += [longest_gap(stream.times, killed_at, killed_at + _LOOK_S) for stream in kill.survivors]
+    figures.num_failed += kill.num_failed
     parts = watch.parts_since(killed_at)
     if parts is None:
         raise SystemExit(f"the group did not heal within {_LOOK_S:g} s")
     proposed_at, committed_at = parts
-    tokens = [at for stream in survivors for at in stream.times if at > committed_at]
+    tokens = [at for stream in kill.survivors for at in stream.times if at > committed_at]
     figures.detection.append(proposed_at - killed_at)
     figures.regroup.append(committed_at - proposed_at)
     figures.retry.append(min(tokens, default=committed_at + _LOOK_S) - committed_at)

@@ -1,21 +1,80 @@
-"""What benchmarks that kill ranks share: pinned streams, their gaps, the wait for the refill, and the state line."""
+"""What benchmarks that kill ranks share: a kill under open streams, what they saw of it, and the state line."""
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import zmq
 
+from bench.timed_streams import TimedStream
 from engine.wire.codec import state_decoder
+from engine.wire.ids import EngineId
 from engine.wire.messages import GROUP_TOPIC, GroupState
 from engine.wire.sockets import AsyncReceiver, Frames, connect, ipc_endpoint, make_socket
 
 _ECHO_S = 0.02  # what the killed rank had sent may still arrive
 _REFILL_S = 60.0
 _POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A rank's engine that was killed under open streams. streams: by rank. killed_at: monotonic seconds."""
+
+    victim: EngineId
+    killed_at: float
+    streams: Mapping[int, Sequence[TimedStream]]
+
+    @property
+    def everybody(self) -> list[TimedStream]:
+        """Return the streams of all ranks."""
+        return [stream for streams in self.streams.values() for stream in streams]
+
+    @property
+    def survivors(self) -> list[TimedStream]:
+        """Return the streams of the ranks that live."""
+        return [stream for rank, streams in self.streams.items() if rank != self.victim.rank for stream in streams]
+
+    @property
+    def num_failed(self) -> int:
+        """Return how many streams broke."""
+        return sum(stream.failed for stream in self.everybody)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillRound:
+    """How ranks are killed. calm_s: from the last stream's first token to the kill. look_s: from there to the end."""
+
+    num_ranks: int
+    streams_per_rank: int
+    calm_s: float
+    look_s: float
+
+    async def run(self, client: httpx.AsyncClient, url: str, rank: int) -> Kill:
+        """Kill a rank under open streams, hang up when it was looked at long enough, and wait for the refill."""
+        victim = (await ranks_of(client))[rank]
+        streams = {each: self._streams_of(each) for each in range(self.num_ranks)}
+        everybody = [stream for of_rank in streams.values() for stream in of_rank]
+        await asyncio.gather(*(stream.open(url) for stream in everybody))
+        await asyncio.gather(*(stream.has_begun.wait() for stream in everybody))
+        await asyncio.sleep(self.calm_s)
+        killed_at = time.monotonic()
+        os.kill(victim["pid"], signal.SIGKILL)
+        await asyncio.sleep(self.look_s)
+        for stream in everybody:
+            stream.close()
+        await _wait_refilled(client, rank, victim["incarnation"] + 1)
+        return Kill(EngineId(rank, victim["incarnation"]), killed_at, streams)
+
+    def _streams_of(self, rank: int) -> list[TimedStream]:
+        return [TimedStream(*pinned_request(rank, number)) for number in range(self.streams_per_rank)]
 
 
 class StateLine:
@@ -65,7 +124,7 @@ async def ranks_of(client: httpx.AsyncClient) -> dict[int, dict[str, Any]]:
     return {rank["rank"]: rank for rank in answer.json()["ranks"]}
 
 
-async def wait_refilled(client: httpx.AsyncClient, rank: int, incarnation: int) -> None:
+async def _wait_refilled(client: httpx.AsyncClient, rank: int, incarnation: int) -> None:
     """Wait until a rank's seat is filled with that incarnation or a later one, and ready."""
     async with asyncio.timeout(_REFILL_S):
         while True:

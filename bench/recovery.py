@@ -7,8 +7,6 @@ moves the stream, its new rank computes it anew and draws a token.
 
 import argparse
 import asyncio
-import os
-import signal
 import statistics
 import sys
 import time
@@ -17,17 +15,18 @@ from pathlib import Path
 
 import httpx
 
-from bench.rank_kills import StateLine, in_ms, longest_gap, p99, pause_after, pinned_request, ranks_of, wait_refilled
+from bench.rank_kills import Kill, KillRound, StateLine, in_ms, longest_gap, p99, pause_after
 from bench.report import Row, finish, parse_arguments
 from bench.served import Served, served, short_folder
-from bench.timed_streams import TimedStream
 from engine.wire.ids import EngineId
 from engine.wire.messages import GroupState, SeatState
 
 NUM_RANKS = 4
 STREAMS_PER_RANK = 16
 
-_LOOK_S = 2.0  # behind the kill; what has not come by then counts with this
+_LOOK_S = 2.0  # before the kill and behind it; what has not come by then counts with this
+
+ROUND = KillRound(num_ranks=NUM_RANKS, streams_per_rank=STREAMS_PER_RANK, calm_s=_LOOK_S, look_s=_LOOK_S)
 
 
 @dataclass(slots=True)
@@ -101,36 +100,19 @@ async def _measure(deployment: Served, folder: Path, num_rounds: int) -> Figures
     try:
         async with httpx.AsyncClient(base_url=deployment.url, trust_env=False) as client:
             for number in range(num_rounds):
-                await _round(client, deployment.url, number % NUM_RANKS, watch, figures)
+                _note(figures, await ROUND.run(client, deployment.url, number % NUM_RANKS), watch)
     finally:
         line.close()
     return figures
 
 
-async def _round(client: httpx.AsyncClient, url: str, rank: int, watch: DeathWatch, figures: Figures) -> None:
-    victim = (await ranks_of(client))[rank]
-    streams = {
-        each: [TimedStream(*pinned_request(each, n)) for n in range(STREAMS_PER_RANK)] for each in range(NUM_RANKS)
-    }
-    everybody = [stream for group in streams.values() for stream in group]
-    await asyncio.gather(*(stream.open(url) for stream in everybody))
-    await asyncio.gather(*(stream.has_begun.wait() for stream in everybody))
-    await asyncio.sleep(_LOOK_S)
-    killed_at = time.monotonic()
-    os.kill(victim["pid"], signal.SIGKILL)
-    await asyncio.sleep(_LOOK_S)
-    for each, group in streams.items():
-        for stream in group:
-            if each == rank:
-                figures.pauses.append(pause_after(stream.times, killed_at, _LOOK_S))
-            else:
-                figures.others.append(longest_gap(stream.times, killed_at, killed_at + _LOOK_S))
-            figures.calm.append(longest_gap(stream.times, killed_at - _LOOK_S, killed_at))
-    figures.told.append(watch.deaths[EngineId(rank, victim["incarnation"])] - killed_at)
-    figures.num_failed += sum(stream.failed for stream in everybody)
-    for stream in everybody:
-        stream.close()
-    await wait_refilled(client, rank, victim["incarnation"] + 1)
+def _note(figures: Figures, kill: Kill, watch: DeathWatch) -> None:
+    killed_at, moved = kill.killed_at, kill.streams[kill.victim.rank]
+    figures.pauses += [pause_after(stream.times, killed_at, _LOOK_S) for stream in moved]
+    figures.others += [longest_gap(stream.times, killed_at, killed_at + _LOOK_S) for stream in kill.survivors]
+    figures.calm += [longest_gap(stream.times, killed_at - _LOOK_S, killed_at) for stream in kill.everybody]
+    figures.told.append(watch.deaths[kill.victim] - killed_at)
+    figures.num_failed += kill.num_failed
 
 
 if __name__ == "__main__":
