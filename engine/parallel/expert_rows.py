@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.parallel.transport import GroupBrokenError, Transport
+from engine.parallel.transport import GroupBrokenError, Transport, all_to_all
 
 if TYPE_CHECKING:  # transformers with it, seconds that a sim rank need not take to start
     from engine.model.expert_weights import ExpertTensors
@@ -79,7 +79,8 @@ class PeerRows:
         def pass_on(_name: str, _parameter: str, held: torch.Tensor) -> torch.Tensor:
             index = torch.tensor([rows.expert_ids.index(expert) for expert in gives], dtype=torch.int64)
             given = held[index.to(held.device)].cpu().contiguous()
-            received = self._transport.all_to_all(
+            received = all_to_all(
+                self._transport,
                 given.view(len(gives), -1) if gives else given.new_empty(0, held.shape[1:].numel()),
                 send_sizes,
                 receive_sizes,

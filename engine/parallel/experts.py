@@ -2,7 +2,7 @@
 
 Each rank sends the rows of its tokens, with the experts chosen for them, to every rank; each computes what its own
 experts give for all tokens; each home rank adds up the parts in the order of the members. Sizes follow from the step's
-headers, so a layer costs two exchanges and no padding.
+headers, so a layer costs two exchanges and no padding. Nobody waits for an exchange that brings it nothing.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torch.nn.functional import embedding_bag, linear
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from engine.model.expert_weights import ExpertTensors, find_experts
-from engine.parallel.transport import Transport
+from engine.parallel.transport import Exchange, Transport
 
 EXPERTS_NAME = "shoal"
 _SEAM = "shoal_seam"
@@ -135,6 +135,7 @@ class SharedExperts:
         self.loads = torch.zeros(num_experts, dtype=torch.int64, device=device)
         self._step_loads = torch.zeros_like(self.loads)
         self._sizes: Sequence[int] = ()
+        self._under_way: Exchange | None = None
         self._transport = transport
         self._table = table
         self._index = index
@@ -142,10 +143,16 @@ class SharedExperts:
     def begin(self, sizes: Sequence[int]) -> None:
         """Begin a step. sizes: tokens of each member. What a step counted that was begun and not ended is forgotten."""
         self._sizes = sizes
+        self._under_way = None
         self._step_loads.zero_()
 
     def end(self) -> None:
-        """Let a step count: nothing broke it."""
+        """Let a step count: nothing broke it.
+
+        Raises:
+            GroupBrokenError: something did, in its last exchange.
+        """
+        self._finish_exchange()
         self.loads += self._step_loads
 
     def compute(
@@ -159,13 +166,40 @@ class SharedExperts:
         assert len(hidden) == self._sizes[self._index], "the headers said otherwise"
         chosen = top_k_index.flatten().long()
         self._step_loads.scatter_add_(0, chosen, torch.ones_like(chosen))  # bincount makes the host wait for a device
+        all_hidden, all_index, all_weights = self._dispatch(hidden, top_k_index, top_k_weights)
+        mine = compute_rows(module, all_hidden, self._table.own_rows(all_index), all_weights)
+        return self._combine(mine, hidden)
+
+    def _dispatch(
+        self, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Send this member's tokens to all, and return those of all in the order of the members."""
         num = self._transport.num_members
         rows = _pack(hidden, top_k_index, top_k_weights).repeat(num, 1)
-        everybody = self._transport.all_to_all(rows, [len(hidden)] * num, self._sizes)
-        all_hidden, all_index, all_weights = _unpack(everybody, hidden, top_k_index, top_k_weights)
-        mine = compute_rows(module, all_hidden, self._table.own_rows(all_index), all_weights)
-        parts = self._transport.all_to_all(mine.contiguous(), self._sizes, [len(hidden)] * num)
+        dispatch = self._transport.begin(rows, [len(hidden)] * num, self._sizes)
+        if sum(self._sizes) == len(hidden):  # nobody else has tokens
+            self._under_way = dispatch
+            return hidden, top_k_index, top_k_weights
+        everybody = dispatch.wait()
+        self._finish_exchange()
+        return _unpack(everybody, hidden, top_k_index, top_k_weights)
+
+    def _combine(self, mine: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Give all members what this one's experts give for their tokens; return what all give for its own."""
+        num = self._transport.num_members
+        combine = self._transport.begin(mine.contiguous(), self._sizes, [len(hidden)] * num)
+        if not len(hidden):
+            self._under_way = combine
+            return hidden
+        parts = combine.wait()
+        self._finish_exchange()
         return _add_up(parts.view(num, *hidden.shape))
+
+    def _finish_exchange(self) -> None:
+        """Wait for the exchange that was left under way; behind a later one that hardly takes any time."""
+        exchange, self._under_way = self._under_way, None
+        if exchange is not None:
+            exchange.wait()
 
 
 def install_rows(model: Any, tensors: ExpertTensors) -> None:

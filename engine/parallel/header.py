@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.parallel.transport import Transport
+from engine.parallel.transport import Transport, all_to_all
 
 
 class StepHeader(NamedTuple):
@@ -35,5 +35,5 @@ def exchange_headers(transport: Transport, header: StepHeader) -> list[StepHeade
     """
     num = transport.num_members
     mine = torch.tensor([header] * num, dtype=torch.int64)
-    everybody: Sequence[Sequence[int]] = transport.all_to_all(mine, [1] * num, [1] * num).tolist()
+    everybody: Sequence[Sequence[int]] = all_to_all(transport, mine, [1] * num, [1] * num).tolist()
     return [StepHeader(*row) for row in everybody]

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from engine.parallel.transport import all_to_all
 from engine.scheduler.plan import Sample, StepPlan
 from engine.sim.runner import SimRunner
 
@@ -38,7 +39,7 @@ class SimLockstepRunner(SimRunner):
         """Take the time of a step, and meet the others in the middle of it."""
         num = len(sizes)
         mine = torch.full((num, 1), plan.num_tokens, dtype=torch.int64)
-        seen = self._transport.all_to_all(mine, [1] * num, [1] * num).flatten().tolist()
+        seen = all_to_all(self._transport, mine, [1] * num, [1] * num).flatten().tolist()
         assert seen == list(sizes), "a member is in another step"
         return self.run(plan)
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 MAX_LAPS = 10_000
-"""Laps on a device that are not read yet; then the oldest is forgotten. A step has two for each layer with experts."""
+"""Laps on a device that are not read yet; then the oldest is forgotten. A step has four for each layer with experts."""
 
 
 class Stopwatch(Protocol):

@@ -6,7 +6,8 @@ milliseconds, while with ring collectives distant ranks wait for the time limit.
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -30,8 +31,21 @@ class GroupBrokenError(EngineError):
     """A peer died in a collective, or this rank was told to leave it. The step is lost; only a new epoch helps."""
 
 
+class Exchange(Protocol):
+    """An exchange that was begun."""
+
+    def wait(self) -> torch.Tensor:
+        """Return what came, [sum(receive_sizes), width], in the order of the members. To be called once.
+
+        Raises:
+            GroupBrokenError: a peer is gone, or this rank was told to leave.
+        """
+
+
 class Transport(Protocol):
     """Moves rows between the members of one epoch, in the order of the members.
+
+    Members begin the same exchanges in the same order. Two may be under way at a time, no more.
 
     num_entered: exchanges begun; written by the thread that exchanges, read by the one that reports.
     """
@@ -43,17 +57,24 @@ class Transport(Protocol):
     def collective_s(self) -> float:
         """Return the time spent inside exchanges, waiting for peers included; only grows."""
 
-    def all_to_all(self, rows: torch.Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> torch.Tensor:
-        """Send the first ``send_sizes[0]`` rows to member 0, and so on; return what came, in the order of the members.
+    def begin(self, rows: torch.Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> Exchange:
+        """Begin to send the first ``send_sizes[0]`` rows to member 0, and so on.
 
-        rows: [sum(send_sizes), width], contiguous. Returns [sum(receive_sizes), width].
+        rows: [sum(send_sizes), width], contiguous; not to be changed until the exchange is waited for.
 
         Raises:
-            GroupBrokenError: a peer is gone, or this rank was told to leave.
+            GroupBrokenError: the group is broken, or was left.
         """
 
     def close(self) -> None:
         """Let go of the connections; may take a while, and wakes peers that wait for this rank."""
+
+
+def all_to_all(
+    transport: Transport, rows: torch.Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]
+) -> torch.Tensor:
+    """Exchange rows and return what came; see ``Transport.begin`` and ``Exchange.wait``."""
+    return transport.begin(rows, send_sizes, receive_sizes).wait()
 
 
 class TorchTransport:
@@ -76,30 +97,62 @@ class TorchTransport:
         """See ``Transport``."""
         return self._stopwatch.seconds
 
-    def all_to_all(self, rows: torch.Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> torch.Tensor:
+    def begin(self, rows: torch.Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> Exchange:
         """See ``Transport``."""
         group = self._group
         if group is None:
             raise GroupBrokenError("the group was left")
+        self.num_entered += 1
+        if self.num_members == 1:
+            return _ExchangeWithoutPeers(rows)
         received = rows.new_empty(sum(receive_sizes), *rows.shape[1:])
         width = rows.shape[1:].numel()
-        self.num_entered += 1
-        try:
-            with self._stopwatch.lap():
-                work = group.alltoall_base(
-                    received.view(-1),
-                    rows.reshape(-1),
-                    [size * width for size in receive_sizes],
-                    [size * width for size in send_sizes],
-                )
-                self._wait(group, work, self._must_leave)
-        except RuntimeError as error:  # what torch raises for a connection that is gone
-            raise GroupBrokenError(f"a collective broke: {error}") from error
-        return received
+        with _break_told(), self._stopwatch.lap():
+            work = group.alltoall_base(
+                received.view(-1),
+                rows.reshape(-1),
+                [size * width for size in receive_sizes],
+                [size * width for size in send_sizes],
+            )
+        return _TorchExchange(received, lambda: self._finish(group, work))
+
+    def _finish(self, group: Any, work: Any) -> None:
+        with _break_told(), self._stopwatch.lap():
+            self._wait(group, work, self._must_leave)
 
     def close(self) -> None:
         """See ``Transport``."""
         self._group = None
+
+
+class _TorchExchange:
+    def __init__(self, received: torch.Tensor, finish: Callable[[], None]) -> None:
+        self._received = received
+        self._finish = finish
+
+    def wait(self) -> torch.Tensor:
+        """See ``Exchange``."""
+        self._finish()
+        return self._received
+
+
+class _ExchangeWithoutPeers:
+    """What a member alone sends it has."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self._rows = rows
+
+    def wait(self) -> torch.Tensor:
+        """See ``Exchange``."""
+        return self._rows
+
+
+@contextmanager
+def _break_told() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # what torch raises for a connection that is gone
+        raise GroupBrokenError(f"a collective broke: {error}") from error
 
 
 def _wait_on_host(_group: Any, work: Any, must_leave: Callable[[], bool]) -> None:
@@ -155,7 +208,7 @@ def form_transports(
             TorchTransport(group, num_members, where, must_leave) for group, where in zip(groups, places, strict=True)
         )
         for transport, where in zip(transports, places, strict=True):
-            transport.all_to_all(torch.zeros(num_members, 1, device=where), [1] * num_members, [1] * num_members)
+            all_to_all(transport, torch.zeros(num_members, 1, device=where), [1] * num_members, [1] * num_members)
     except (RuntimeError, ValueError, StoreError) as error:
         raise GroupBrokenError(f"the group {prefix} did not form: {error}") from error
     finally:

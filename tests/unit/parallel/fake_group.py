@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 PATIENCE_S = 20.0
+_KEPT_ROUNDS = 8  # more than members may be apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,9 @@ class FakeGroup:
     def __init__(self, num_members: int) -> None:
         self.entered: list[Counter[str]] = [Counter() for _ in range(num_members)]
         self._changed = threading.Condition()
-        self._brought: dict[int, _Brought] = {}
-        self._received: list[torch.Tensor] = []
+        self._rounds: dict[int, dict[int, _Brought]] = {}
+        self._received: dict[int, list[torch.Tensor]] = {}
         self._error: OutOfStepError | None = None
-        self._num_rounds = 0
         self._num_left = 0
 
     def transports(self, index: int) -> tuple["FakeTransport", "FakeTransport"]:
@@ -54,31 +54,37 @@ class FakeGroup:
         """Fail unless all members entered the same exchanges."""
         assert all(counts == self.entered[0] for counts in self.entered), self.entered
 
-    def exchange(self, index: int, brought: _Brought) -> torch.Tensor:
-        """Wait for the others, hold what all brought against each other, and return this member's share."""
+    def begin(self, index: int, brought: _Brought) -> int:
+        """Hold what a member brings against what the others bring into the same round; return the round's number."""
         with self._changed:
+            number = self.entered[index].total()
             self.entered[index][brought.channel] += 1
-            self._brought[index] = brought
-            number = self._num_rounds
-            if len(self._brought) == len(self.entered):
-                self._conclude()
-            else:
-                self._changed.wait_for(lambda: self._num_rounds > number or self._num_left, PATIENCE_S)
-            if self._num_rounds == number:
-                raise OutOfStepError(f"member {index} waits alone in {brought.channel}: entered {self.entered}")
+            company = self._rounds.setdefault(number, {})
+            company[index] = brought
+            if len(company) == len(self.entered):
+                self._conclude(number)
+            return number
+
+    def wait(self, index: int, number: int) -> torch.Tensor:
+        """Wait until all have brought something into a round, and return a member's share."""
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._received or self._error or self._num_left, PATIENCE_S)
             if self._error is not None:
                 raise self._error
-            return self._received[index]
+            if number not in self._received:
+                channel = self._rounds[number][index].channel
+                raise OutOfStepError(f"member {index} waits alone in {channel}: entered {self.entered}")
+            return self._received[number][index]
 
-    def _conclude(self) -> None:
-        everybody = [self._brought[index] for index in range(len(self.entered))]
-        self._error = self._judge(everybody)
+    def _conclude(self, number: int) -> None:
+        company = self._rounds.pop(number)
+        everybody = [company[index] for index in range(len(self.entered))]
+        self._error = self._error or self._judge(everybody)
         if self._error is None:
-            self._received = [
+            self._received[number] = [
                 torch.cat([sender.part(receiver) for sender in everybody]) for receiver in range(len(everybody))
             ]
-        self._brought = {}
-        self._num_rounds += 1
+            self._received.pop(number - _KEPT_ROUNDS, None)
         self._changed.notify_all()
 
     def _judge(self, everybody: Sequence[_Brought]) -> OutOfStepError | None:
@@ -116,18 +122,30 @@ class FakeTransport:
     def num_entered(self, number: int) -> None:
         raise AttributeError("the group counts")
 
-    def all_to_all(self, rows: torch.Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> torch.Tensor:
-        """See ``Transport``.
-
-        Raises:
-            OutOfStepError: another member entered something else, or nothing.
-        """
+    def begin(self, rows: torch.Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> "_FakeExchange":
+        """See ``Transport``."""
         assert len(rows) == sum(send_sizes)
-        return self._group.exchange(self._index, _Brought(self._channel, rows, tuple(send_sizes), tuple(receive_sizes)))
+        brought = _Brought(self._channel, rows, tuple(send_sizes), tuple(receive_sizes))
+        return _FakeExchange(self._group, self._index, self._group.begin(self._index, brought))
 
     def close(self) -> None:
         """Enter nothing any more."""
         self._group.leave()
+
+
+@dataclass(frozen=True, slots=True)
+class _FakeExchange:
+    group: FakeGroup
+    index: int
+    number: int
+
+    def wait(self) -> torch.Tensor:
+        """See ``Exchange``.
+
+        Raises:
+            OutOfStepError: another member entered something else, or nothing.
+        """
+        return self.group.wait(self.index, self.number)
 
 
 def _fact(brought: _Brought, what: str) -> object:

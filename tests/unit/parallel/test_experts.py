@@ -1,5 +1,6 @@
 """Experts that are shared out give what they give together, and every member enters as many exchanges as the others."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from engine.parallel.experts import (
     replay,
 )
 from engine.parallel.header import StepHeader, exchange_headers
-from tests.unit.parallel.fake_group import FakeGroup
+from tests.unit.parallel.fake_group import PATIENCE_S, FakeGroup, FakeTransport
 from tests.unit.parallel.members import run_members
 from tests.unit.runner.families import FAMILIES
 
@@ -149,7 +150,7 @@ class _Doubler:
     has_gate = has_bias = is_transposed = False
     up_proj = torch.full((1, 1, 1), 2.0)
     down_proj = torch.ones(1, 1, 1)
-    act_fn = torch.nn.Identity()
+    act_fn: Any = torch.nn.Identity()
 
 
 def test_a_member_that_often_has_no_tokens_enters_as_many_exchanges_as_the_others() -> None:
@@ -182,6 +183,75 @@ def test_a_member_that_often_has_no_tokens_enters_as_many_exchanges_as_the_other
     assert run_members(2, act) == [[NUM_STEPS] * 2, [NUM_STEPS // 2] * 2]
     group.assert_even()
     assert group.entered[0] == {"headers": NUM_STEPS, "rows": 2 * NUM_STEPS}
+
+
+class _Pausing(_Doubler):
+    """Doubles when it may."""
+
+    def __init__(self, may_compute: threading.Event) -> None:
+        self.act_fn = self._pause
+        self._may_compute = may_compute
+
+    def _pause(self, hidden: torch.Tensor) -> torch.Tensor:
+        assert self._may_compute.wait(PATIENCE_S / 2), "it would wait for ever"
+        return hidden
+
+
+class _Entering:
+    """Sets an event when a member begins its nth exchange."""
+
+    def __init__(self, transport: FakeTransport, number: int, event: threading.Event) -> None:
+        self._transport, self._number, self._event = transport, number, event
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def begin(self, *arguments: Any) -> Any:
+        exchange = self._transport.begin(*arguments)
+        if self._transport.num_entered == self._number:
+            self._event.set()
+        return exchange
+
+
+def take_layers(member: int, transport: Any, layer: Any, num_layers: int) -> None:
+    """Go through layers as one of two members, of which the first one alone has a token."""
+    shared = SharedExperts(transport, ExpertTable([[0], [1]], member, 2, CPU), member, 2, CPU)
+    shared.begin([1, 0])
+    num = 1 - member
+    both = torch.tensor([[0, 1]])[:num]
+    for _ in range(num_layers):
+        given = shared.compute(layer, torch.ones(num, 1), both, torch.ones(num, 2))
+        assert torch.equal(given, torch.full((num, 1), 4.0))
+    shared.end()
+
+
+def test_who_alone_has_tokens_computes_before_others_have_come() -> None:
+    group, has_begun_to_combine = FakeGroup(2), threading.Event()
+
+    def act(index: int) -> None:
+        _, rows = group.transports(index)
+        if index:
+            assert has_begun_to_combine.wait(PATIENCE_S / 2), "it waits for rows that do not come"
+            take_layers(1, rows, _Doubler(), 1)
+        else:
+            take_layers(0, _Entering(rows, 2, has_begun_to_combine), _Doubler(), 1)
+
+    run_members(2, act)
+    group.assert_even()
+
+
+def test_who_has_no_tokens_is_at_the_next_layer_before_the_others_have_finished_this_one() -> None:
+    group, is_at_the_next = FakeGroup(2), threading.Event()
+
+    def act(index: int) -> None:
+        _, rows = group.transports(index)
+        if index:
+            take_layers(1, _Entering(rows, 3, is_at_the_next), _Doubler(), 2)
+        else:
+            take_layers(0, rows, _Pausing(is_at_the_next), 2)
+
+    run_members(2, act)
+    group.assert_even()
 
 
 def test_a_step_that_broke_and_is_taken_again_counts_once() -> None:

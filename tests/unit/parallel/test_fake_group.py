@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+from engine.parallel.transport import all_to_all
 from tests.unit.parallel.fake_group import FakeGroup, FakeTransport, OutOfStepError
 from tests.unit.parallel.members import run_members
 
 
 def one_each(transport: FakeTransport) -> torch.Tensor:
-    return transport.all_to_all(torch.zeros(2, 1), [1, 1], [1, 1])
+    return all_to_all(transport, torch.zeros(2, 1), [1, 1], [1, 1])
 
 
 def test_rows_go_where_they_are_sent() -> None:
@@ -18,7 +19,7 @@ def test_rows_go_where_they_are_sent() -> None:
     def act(index: int) -> list[int]:
         _, rows = group.transports(index)
         mine = torch.arange(sum(sizes[index])).view(-1, 1) + 10 * index
-        return rows.all_to_all(mine, sizes[index], [sent[index] for sent in sizes]).flatten().tolist()
+        return all_to_all(rows, mine, sizes[index], [sent[index] for sent in sizes]).flatten().tolist()
 
     assert run_members(2, act) == [[0], [1, 2, 10]]
     group.assert_even()
@@ -34,7 +35,7 @@ def test_sizes_that_do_not_fit_fail() -> None:
     group = FakeGroup(2)
 
     def act(index: int) -> None:
-        group.transports(index)[1].all_to_all(torch.zeros(2, 1), [1, 1], [1, 1 + index])
+        all_to_all(group.transports(index)[1], torch.zeros(2, 1), [1, 1], [1, 1 + index])
 
     with pytest.raises(OutOfStepError, match="sends 1 rows to 1, who expects 2"):
         run_members(2, act)

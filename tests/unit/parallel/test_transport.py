@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.parallel import transport as module
-from engine.parallel.transport import GroupBrokenError, Transport
+from engine.parallel.transport import GroupBrokenError, Transport, all_to_all
 from tests.unit.parallel.members import Company
 
 
@@ -20,7 +20,7 @@ def test_ragged_rows_arrive_in_the_order_of_the_members(dtype: torch.dtype) -> N
     def act(index: int) -> Any:
         _, transport = company.meet(index)
         mine = torch.arange(sum(sizes[index]) * 2).view(-1, 2) + 50 * index
-        return transport.all_to_all(mine.to(dtype), sizes[index], [sent[index] for sent in sizes])
+        return all_to_all(transport, mine.to(dtype), sizes[index], [sent[index] for sent in sizes])
 
     received = company.run(act)
     for receiver, rows in enumerate(received):
@@ -39,17 +39,28 @@ def test_exchanges_in_which_nobody_has_rows_are_exchanges_too() -> None:
         _, transport = company.meet(index)
         before = transport.num_entered
         for _ in range(3):
-            assert transport.all_to_all(torch.zeros(0, 4), [0, 0], [0, 0]).shape == (0, 4)
+            assert all_to_all(transport, torch.zeros(0, 4), [0, 0], [0, 0]).shape == (0, 4)
         return before, transport.num_entered
 
     assert company.run(act) == [(1, 4), (1, 4)], "one to try the connections, and three"
+
+
+def test_an_exchange_may_be_left_under_way_behind_the_next_one() -> None:
+    company = Company(2)
+
+    def act(index: int) -> list[list[int]]:
+        _, transport = company.meet(index)
+        first, second = (transport.begin(torch.full((2, 1), number + index), [1, 1], [1, 1]) for number in (10, 20))
+        return [exchange.wait().flatten().tolist() for exchange in (second, first)]
+
+    assert company.run(act) == [[[20, 21], [10, 11]]] * 2
 
 
 def test_a_group_of_one_exchanges_with_itself() -> None:
     company = Company(1)
     _, transport = company.meet(0)
     company.close()
-    assert transport.all_to_all(torch.tensor([[1.5], [2.5]]), [2], [2]).flatten().tolist() == [1.5, 2.5]
+    assert all_to_all(transport, torch.tensor([[1.5], [2.5]]), [2], [2]).flatten().tolist() == [1.5, 2.5]
 
 
 def leaving_s() -> float:
@@ -66,7 +77,7 @@ def leaving_s() -> float:
 
     def wait_until_told(transport: Transport) -> None:
         with pytest.raises(GroupBrokenError, match="told to leave"):
-            transport.all_to_all(torch.zeros(2, 1), [1, 1], [1, 1])
+            all_to_all(transport, torch.zeros(2, 1), [1, 1], [1, 1])
         took_s.append(time.monotonic() - told_at[0])
         is_over.set()
 
@@ -102,7 +113,7 @@ def test_a_peer_that_goes_away_breaks_the_exchange_of_every_survivor() -> None:
                 transport.close()
             return "gone"
         with pytest.raises(GroupBrokenError, match="broke"):
-            transports[1].all_to_all(torch.zeros(4, 1), [1] * 4, [1] * 4)
+            all_to_all(transports[1], torch.zeros(4, 1), [1] * 4, [1] * 4)
         return "broken"
 
     assert company.run(act) == ["broken", "broken", "broken", "gone"]
@@ -114,7 +125,7 @@ def test_a_group_that_was_left_is_not_entered_again() -> None:
     company.close()
     transport.close()
     with pytest.raises(GroupBrokenError, match="left"):
-        transport.all_to_all(torch.zeros(1, 1), [1], [1])
+        all_to_all(transport, torch.zeros(1, 1), [1], [1])
 
 
 def test_a_prefix_is_used_once() -> None:
@@ -149,7 +160,7 @@ def test_groups_of_two_epochs_do_not_meet() -> None:
 
         def ask(transport: Transport, number: int) -> int:
             rows = torch.full((2, 1), number + index)
-            return int(transport.all_to_all(rows, [1, 1], [1, 1])[1 - index])
+            return int(all_to_all(transport, rows, [1, 1], [1, 1])[1 - index])
 
         return [ask(new, 20), ask(old, 10), ask(new, 22)]
 
