@@ -27,7 +27,8 @@ ASKS = mixed_asks(20, 50, extra=[{"temperature": 0, "logprobs": True, "top_logpr
 
 @pytest.mark.ray
 def test_ten_cycles_on_ray(tmp_path: Path) -> None:
-    with deployment(*serve_arguments(save("qwen3_moe", tmp_path), 2, executor="ray")) as served:
+    arguments = serve_arguments(save("qwen3_moe", tmp_path), 2, executor="ray")
+    with deployment(*arguments, "--max-data-parallel-size", "4") as served:
 
         def act(http: httpx.Client) -> None:
             for number in range(NUM_CYCLES):
