@@ -4,7 +4,7 @@ from collections import deque
 
 from engine.wire.ids import EngineId
 from engine.wire.messages import Load
-from lb.load import arrival_weight, num_waiting, relief, reported_load
+from lb.load import arrival_weight, has_room, is_full, num_waiting, relief, reported_load
 
 MAX_UNCOVERED_FINISHES = 10_000
 
@@ -40,6 +40,8 @@ class EngineLedger:
     __slots__ = (
         "_applied",
         "_finished",
+        "_has_room",
+        "_is_full",
         "_num_waiting",
         "_relief",
         "_report_seq",
@@ -71,6 +73,8 @@ class EngineLedger:
         self._num_waiting = 0
         self._relief = 0
         self._weight = 1
+        self._is_full = False
+        self._has_room = False
         # Unfinished entries with line_seq > applied, in the order of their line_seq.
         self._unapplied: dict[int, LedgerEntry] = {}
         # Finished entries that a report may still count. Bounded, because while the coordinator is away no report
@@ -81,6 +85,16 @@ class EngineLedger:
     def report_seq(self) -> int:
         """Return the number of the last report taken in; -1 before the first."""
         return self._report_seq
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether its sequences wait for its KV cache; False when nothing is known of it."""
+        return self._is_full and not self.stale
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether its KV cache has room and nobody waits; False when nothing is known of it."""
+        return self._has_room and not self.stale
 
     def add(self, line_seq: int, cost: int) -> LedgerEntry:
         """Record a sequence whose ADD is about to be sent as ``line_seq``."""
@@ -115,6 +129,8 @@ class EngineLedger:
         self._reported = reported_load(load)
         self._num_waiting = num_waiting(load)
         self._weight = arrival_weight(load)
+        self._is_full = is_full(load)
+        self._has_room = has_room(load)
         self.fresh_at = now
         self.stale = False
         self._settle()

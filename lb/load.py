@@ -7,6 +7,9 @@ WAITING_WEIGHT = 4
 
 RUNNING_WEIGHT = 1
 
+FULL_KV_USAGE = 0.95
+"""Above it a rank whose sequences wait has no blocks for them, however few they are."""
+
 
 def arrival_weight(load: Load) -> int:
     """Return the weight of a sequence that has arrived, or is on its way, but was not scheduled yet.
@@ -29,6 +32,16 @@ def reported_load(load: Load) -> int:
 def num_waiting(load: Load) -> int:
     """Return how many sequences of a reported load carry the weight of a waiting one."""
     return load.num_waiting + load.num_queued if load.num_waiting else 0
+
+
+def is_full(load: Load) -> bool:
+    """Tell whether sequences wait for the KV cache of an engine; few and long ones do at a low load."""
+    return load.num_waiting > 0 and load.kv_usage > FULL_KV_USAGE
+
+
+def has_room(load: Load) -> bool:
+    """Tell whether a newcomer would find blocks of the KV cache and nobody before it."""
+    return load.num_waiting == 0 and load.kv_usage <= FULL_KV_USAGE
 
 
 def relief(num_finished: int, num_waiting: int) -> int:

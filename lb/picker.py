@@ -12,7 +12,7 @@ from lb.ledger import EngineLedger
 class Pick:
     """A decision and its grounds.
 
-    scores: load of every candidate in load units, in the order of ``candidates``.
+    candidates: those that were compared. scores: their loads in load units, in the same order.
     """
 
     engine_id: EngineId
@@ -40,6 +40,7 @@ class RotatingPicker:
         """
         if not candidates:
             raise OverloadedError("no engine can take a request now")
+        candidates = leave_out_full(candidates)
         scores = [ledger.load(num_clients) for ledger in candidates]
         least = min(scores)
         start = self._start(candidates, num_clients)
@@ -59,6 +60,17 @@ class RotatingPicker:
             return self._next_rank
         position = len(candidates) * (self._client_index % num_clients) // num_clients
         return candidates[position].engine_id.rank
+
+
+def leave_out_full(candidates: Sequence[EngineLedger]) -> Sequence[EngineLedger]:
+    """Leave out engines whose sequences wait for the KV cache, as long as another one has room.
+
+    Loads count sequences. Three long ones that fill a cache, and a fourth that waits for it, weigh less than ten short
+    ones beside which there is room for a hundred.
+    """
+    if any(ledger.is_full for ledger in candidates) and any(ledger.has_room for ledger in candidates):
+        return [ledger for ledger in candidates if not ledger.is_full]
+    return candidates
 
 
 def only_rank(candidates: Iterable[EngineLedger], rank: int) -> list[EngineLedger]:

@@ -43,19 +43,20 @@ class Clock:
 
 @dataclass(eq=False)
 class Job:
-    """One request on its way. service_s: how long it runs once admitted; infinity never ends."""
+    """One request on its way. service_s: how long it runs once admitted; infinity never ends. tokens: of KV cache."""
 
     client: "SimClient"
     service_s: float
+    tokens: int = 0
     line_seq: int = 0
     entry: LedgerEntry | None = None
     sent_at: float = 0.0
 
 
 class SimEngine:
-    """Runs ``num_slots`` jobs at once and keeps the rest waiting; takes new ones only at its steps."""
+    """Runs what fits, ``num_slots`` jobs at most, and keeps the rest waiting; takes new ones only at its steps."""
 
-    def __init__(self, clock: Clock, rank: int, num_slots: int, step_s: float) -> None:
+    def __init__(self, clock: Clock, rank: int, num_slots: int, step_s: float, kv_tokens: float) -> None:
         self.engine_id = EngineId(rank, 1)
         self.num_received = 0
         self.waits_s: list[float] = []
@@ -63,6 +64,8 @@ class SimEngine:
         self._clock = clock
         self._num_slots = num_slots
         self._step_s = step_s
+        self._kv_tokens = kv_tokens
+        self._num_tokens = 0
         self._queued: deque[Job] = deque()
         self._waiting: deque[Job] = deque()
         self._num_running = 0
@@ -82,7 +85,8 @@ class SimEngine:
     def report(self) -> EngineReport:
         """Return the next report."""
         self._report_seq += 1
-        load = Load(len(self._queued), len(self._waiting), self._num_running)
+        kv_usage = self._num_tokens / self._kv_tokens
+        load = Load(len(self._queued), len(self._waiting), self._num_running, kv_usage=kv_usage)
         applied = dict(self._applied)
         return EngineReport(self.engine_id, self._report_seq, 1, 1, 1, 0, EnginePhase.RUNNING, 0, True, applied, load)
 
@@ -90,19 +94,24 @@ class SimEngine:
         if not self.is_frozen:
             self._waiting.extend(self._queued)
             self._queued.clear()
-            while self._waiting and self._num_running < self._num_slots:
+            while self._waiting and self._num_running < self._num_slots and self._fits(self._waiting[0]):
                 job = self._waiting.popleft()
                 self._num_running += 1
+                self._num_tokens += job.tokens
                 self.waits_s.append(self._clock.now - job.sent_at)
                 if job.service_s != float("inf"):
                     self._clock.after(job.service_s, partial(self._finish, job))
         self._clock.after(self._step_s, self._step)
+
+    def _fits(self, job: Job) -> bool:
+        return self._num_tokens + job.tokens <= self._kv_tokens
 
     def _finish(self, job: Job) -> None:
         if self.is_frozen:
             self._clock.after(self._step_s, partial(self._finish, job))
             return
         self._num_running -= 1
+        self._num_tokens -= job.tokens
         report_seq = self._report_seq + 1
         self._clock.after(LINE_DELAY_S, partial(job.client.on_finished, self.engine_id, job, report_seq))
 
@@ -120,11 +129,11 @@ class SimClient:
         self._picker = RotatingPicker(index)
         self._line_seqs = dict.fromkeys(self.ledgers, 0)
 
-    def add(self, service_s: float) -> EngineId:
+    def add(self, service_s: float, tokens: int = 0) -> EngineId:
         """Pick an engine for a new job and send it."""
         engine_id = self._picker.pick(list(self.ledgers.values()), self.num_clients).engine_id
         self._line_seqs[engine_id] += 1
-        job = Job(self, service_s, self._line_seqs[engine_id], sent_at=self._clock.now)
+        job = Job(self, service_s, tokens, self._line_seqs[engine_id], sent_at=self._clock.now)
         job.entry = self.ledgers[engine_id].add(job.line_seq, 1)
         self._clock.after(LINE_DELAY_S, partial(self._engines[engine_id].receive, job))
         return engine_id
@@ -151,13 +160,15 @@ class Group:
     num_ranks: int = 4
     num_slots: int = 1000
     step_s: float = 0.010
+    kv_tokens: float = float("inf")
     snapshot_s: float | None = 0.100
     seed: int = 0
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.engines = [SimEngine(self.clock, rank, self.num_slots, self.step_s) for rank in range(self.num_ranks)]
+        shape = self.num_slots, self.step_s, self.kv_tokens
+        self.engines = [SimEngine(self.clock, rank, *shape) for rank in range(self.num_ranks)]
         self.clients = [SimClient(self.clock, index, self.engines) for index in range(self.num_clients)]
         self.muted: set[EngineId] = set()
         self._reports: dict[EngineId, EngineReport] = {}
