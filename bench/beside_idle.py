@@ -2,13 +2,12 @@
 
 An idle rank is not at rest: it takes every step, and computes the experts it holds for the busy rank's tokens. So the
 busy rank has fewer of them to compute itself, and waits for the others' parts. What is left of its step outside the
-collectives is therefore no more than the step of a rank alone, and the whole step may be less where each rank has cores
-of its own. Rounds on both groups are interleaved.
+collectives is therefore less than the step of a rank alone, and so is the whole step where cores are left for the idle
+ranks. Rounds on all groups are interleaved.
 """
 
 import asyncio
 import itertools
-import os
 import re
 import statistics
 from collections.abc import Iterator
@@ -62,11 +61,10 @@ def take_stream(url: str, num_tokens: int) -> Stream:
 
 
 def _rows(name: str, num_idle: int, beside: list[Stream], alone: list[Stream]) -> Iterator[Row]:
-    """Yield the whole step and what of it is outside the collectives; bars where every rank has a core of its own."""
+    """Yield the whole step, and what of it is inside the collectives and outside."""
     label = f"beside {num_idle} idle, {name}"
-    has_cores = num_idle < (os.cpu_count() or 1)
     whole, whole_alone = in_ms([statistics.median(_all_gaps(beside)), statistics.median(_all_gaps(alone))])
-    yield Row(f"step {label}", "ms", whole, whole_alone, "alone", bar=1.25 if has_cores else None)
+    yield Row(f"step {label}", "ms", whole, whole_alone, "alone", bar=1.25)
     outside, step_alone, collective = in_ms(
         [
             statistics.median(stream.step - stream.collective for stream in beside),
