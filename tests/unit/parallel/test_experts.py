@@ -21,7 +21,7 @@ from engine.parallel.experts import (
     replay,
 )
 from engine.parallel.header import StepHeader, exchange_headers
-from tests.unit.parallel.fake_group import PATIENCE_S, FakeGroup, FakeTransport
+from tests.unit.parallel.fake_group import PATIENCE_S, FakeGroup, FakeTransport, OutOfStepError
 from tests.unit.parallel.members import run_members
 from tests.unit.runner.families import FAMILIES
 
@@ -252,6 +252,22 @@ def test_who_has_no_tokens_is_at_the_next_layer_before_the_others_have_finished_
 
     run_members(2, act)
     group.assert_even()
+
+
+def test_a_break_in_the_last_exchange_is_found_at_the_end_of_the_step() -> None:
+    group = FakeGroup(2)
+
+    def act(index: int) -> None:
+        _, rows = group.transports(index)
+        if index == 0:
+            token = _pack(torch.ones(1, 1), torch.tensor([[0, 1]]), torch.ones(1, 2))
+            rows.begin(token.repeat(2, 1), [1, 1], [1, 0]).wait()
+            rows.close()
+        else:
+            with pytest.raises(OutOfStepError, match="member 1 waits alone"):
+                take_layers(1, rows, _Doubler(), 1)
+
+    run_members(2, act)
 
 
 def test_a_step_that_broke_and_is_taken_again_counts_once() -> None:

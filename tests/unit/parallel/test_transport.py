@@ -56,6 +56,18 @@ def test_an_exchange_may_be_left_under_way_behind_the_next_one() -> None:
     assert company.run(act) == [[[20, 21], [10, 11]]] * 2
 
 
+def test_the_time_inside_exchanges_is_counted() -> None:
+    company = Company(2)
+
+    def act(index: int) -> bool:
+        _, transport = company.meet(index)
+        before = transport.collective_s
+        all_to_all(transport, torch.zeros(2, 1), [1, 1], [1, 1])
+        return 0.0 < before < transport.collective_s
+
+    assert company.run(act) == [True, True]
+
+
 def test_a_group_of_one_exchanges_with_itself() -> None:
     company = Company(1)
     _, transport = company.meet(0)
