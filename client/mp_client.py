@@ -125,6 +125,10 @@ class MPClient(EngineCoreClient):
         if engine_id in self._gone or self._has_newer(engine_id):
             self._drops.drop("stale_handshakes", str(engine_id))
             return
+        known = self._lines.get(engine_id)
+        if known is not None and 0 < ready.line_number <= known.ready.line_number:
+            self._counts["repeated_handshakes"] += 1
+            return
         difference = self._difference(ready)
         if difference:
             self._refuse(engine_id, difference)

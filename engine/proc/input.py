@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import zmq
+from msgspec.structs import replace
 
+from engine.proc.greeting import Greeting
 from engine.proc.group import GroupView
 from engine.proc.line import Arrival, NumberedLine
 from engine.proc.mailbox import Mailbox
@@ -30,11 +32,22 @@ log = logging.getLogger(__name__)
 
 
 class _RequestLine:
-    """One client's DEALER and how far its numbered messages have come."""
+    """One client's DEALER and how far its numbered messages have come. ready: the encoded message it begins with."""
 
-    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+    def __init__(self, socket: "zmq.Socket[bytes]", ready: bytes) -> None:
         self.socket = socket
         self.numbers = NumberedLine()
+        self._ready = ready
+        self._greeting = Greeting(time.monotonic())
+        self._greet()
+
+    def greet_again(self, now: float) -> None:
+        """Say once more that the engine is ready, when the client has said nothing for long enough."""
+        if not self.numbers.applied and self._greeting.is_due(now):
+            self._greet()
+
+    def _greet(self) -> None:
+        send_nowait(self.socket, [self._ready])
 
 
 class InputThread:
@@ -69,6 +82,7 @@ class InputThread:
         self._ready: EngineReady | None = None
         self._notices: list[EEPNotification] = []
         self._lines: dict[ClientId, _RequestLine] = {}
+        self._num_lines = 0
         self._drops = Drops()
         self._decode_line = line_decoder().decode_frames
         self._state_decoder = state_decoder()
@@ -124,6 +138,8 @@ class InputThread:
                     if handler is not None:
                         handler()
                 reports.send_due(time.monotonic())
+                for line in self._lines.values():
+                    line.greet_again(time.monotonic())
         finally:
             reports.close()
             state_socket.close()
@@ -200,8 +216,9 @@ class InputThread:
             socket.close()
             return
         self._output.open(client_id, info.output_endpoint)
-        send_nowait(socket, [encode(ready)])
-        line = self._lines[client_id] = _RequestLine(socket)
+        self._num_lines += 1
+        line = _RequestLine(socket, encode(replace(ready, line_number=self._num_lines)))
+        self._lines[client_id] = line
         self._handle(socket, lambda frames: self._on_line(client_id, line.numbers, frames))
 
     def _close_client(self, client_id: ClientId) -> None:

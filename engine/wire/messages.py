@@ -109,9 +109,11 @@ class EngineReady(Struct, array_like=True, frozen=True):
     features: what this engine can do beside drawing tokens from tokens: ``logprobs``, ``grammar``, ``prompt_embeds``,
         ``pooling``.
     hidden_size: numbers of one embedding or pooled vector.
+    line_number: counts the lines that the engine has opened, from 1; 0 is always a new one.
 
-    A line begins here: both sides count from 1 behind it. A second EngineReady of the same engine begins a new line and
-    says that the engine dropped what it had of this client.
+    A line begins here: both sides count from 1 behind it. Until the client has said something the same EngineReady is
+    repeated, because it may get lost too. One with a higher number begins a new line and says that the engine dropped
+    what it had of this client.
     """
 
     engine_id: EngineId
@@ -127,6 +129,7 @@ class EngineReady(Struct, array_like=True, frozen=True):
     pid: int
     features: tuple[str, ...] = ()
     hidden_size: int = 0
+    line_number: int = 0
 
 
 # --- engine -> client: the output line ------------------------------------------------------------------------------

@@ -123,6 +123,24 @@ async def test_a_second_handshake_of_the_same_engine_begins_a_new_line_with_what
         assert client.statistics()["moves_restart"] == 1
 
 
+async def test_a_handshake_that_is_repeated_changes_nothing_and_one_of_the_next_line_begins_it() -> None:
+    async with puppets() as group:
+        client = DPLBAsyncMPClient(group.config)
+        engine = group.open_engine()
+        engine.say_ready(line_number=1)
+        await client.wait_ready(10)
+        request = make_request(client)
+        await client.add_request_async(request)
+        assert (await engine.next_message()).attempt == 0
+        engine.say_ready(line_number=1)
+        await eventually(lambda: client.statistics().get("repeated_handshakes"))
+        assert "moves_restart" not in client.statistics()
+        engine.say_ready(line_number=2)
+        moved = await engine.next_message()
+        assert (moved.request_id, moved.attempt, moved.line_seq) == (request.request_id, 1, 1)
+        await client.aclose()
+
+
 async def test_a_handshake_of_a_predecessor_is_stale() -> None:
     async with puppets() as group:
         client = DPLBAsyncMPClient(group.config)

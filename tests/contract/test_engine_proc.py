@@ -40,6 +40,21 @@ def test_the_first_message_on_a_line_says_what_the_engine_is(peers: Peers) -> No
     assert ready.pid == peers.process.pid
 
 
+def test_the_first_message_is_repeated_until_the_client_says_something(peers: Peers) -> None:
+    client = peers.add_client()
+    peers.coordinator.wait_subscribed()
+    peers.publish()
+    first = client.wait_ready()
+    assert first.line_number == 1
+    assert client.wait_ready() == first
+    client.finish(client.add(max_tokens=1))
+    later = peers.add_client()
+    peers.publish()
+    assert later.wait_ready().line_number == 2
+    assert later.wait_ready().line_number == 2
+    assert not client.requests.poll(0), "who has spoken is told no more"
+
+
 def test_tokens_arrive_in_order_and_the_frame_says_what_was_applied(peers: Peers) -> None:
     client = peers.introduce()
     request = client.add(max_tokens=20)
