@@ -17,13 +17,14 @@ from tests.unit.metrics.rendering import full_registry
 DEPLOY = ROOT / "deploy"
 NAME = re.compile(r"\bshoal_[a-z0-9_]+\b")
 
-DEAD_RANK = """
+RANKS = """
 rule_files: [{rules}]
 evaluation_interval: 10s
 tests:
   - interval: 10s
     input_series:
       - {{series: 'shoal_engines{{state="dead", instance="a"}}', values: '0 0 1 1 1 1 1 1'}}
+      - {{series: 'shoal_engines{{state="suspect", instance="a"}}', values: '0 2 2 2 2 0 0 0'}}
     alert_rule_test:
       - {{eval_time: 20s, alertname: ShoalRankDead}}
       - eval_time: 60s
@@ -31,6 +32,15 @@ tests:
         exp_alerts:
           - exp_labels: {{severity: warning, state: dead, instance: a}}
             exp_annotations: {{summary: "Dead ranks of a: 1; shoal status names them and why"}}
+      - {{eval_time: 20s, alertname: ShoalRankSuspect}}
+      - eval_time: 40s
+        alertname: ShoalRankSuspect
+        exp_alerts:
+          - exp_labels: {{severity: warning, state: suspect, instance: a}}
+            exp_annotations:
+              summary: "Ranks of a without a sign of progress: 2; they get nothing new and are killed after
+                --stall-timeout; shoal status names them and why"
+      - {{eval_time: 60s, alertname: ShoalRankSuspect}}
 """
 
 
@@ -58,9 +68,9 @@ def test_prometheus_accepts_the_configuration_with_its_rules() -> None:
     promtool("check", "rules", "alerts.yml")
 
 
-def test_a_dead_rank_raises_its_alarm(tmp_path: Path) -> None:
+def test_a_dead_and_a_suspect_rank_raise_their_alarms(tmp_path: Path) -> None:
     test_file = tmp_path / "test.yml"
-    test_file.write_text(DEAD_RANK.format(rules=DEPLOY / "alerts.yml"))
+    test_file.write_text(RANKS.format(rules=DEPLOY / "alerts.yml"))
     promtool("test", "rules", str(test_file))
 
 
