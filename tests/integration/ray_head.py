@@ -1,6 +1,7 @@
 """A Ray head in a process of its own: ``python -m tests.integration.ray_head FOLDER NUM_CPUS``.
 
-Prints its address, then answers each line on standard input with what foreign drivers have left on it, as JSON.
+Prints its address, then answers each line on standard input with what drivers have left on it, as JSON. One placement
+group is there from the start and is nobody's of Shoal.
 """
 
 import json
@@ -16,9 +17,10 @@ def main(folder: Path, num_cpus: int) -> None:
     prepare_environment(folder)
     import ray
     from ray._private.state import actors
-    from ray.util.placement_group import placement_group_table
+    from ray.util.placement_group import placement_group, placement_group_table
 
     ray.init(num_cpus=num_cpus, num_gpus=0, include_dashboard=False, _temp_dir=str(folder / "ray"), log_to_driver=False)
+    ray.get(placement_group([{"memory": 1}]).ready())
     sys.stdout.write(ray.get_runtime_context().gcs_address + "\n")
     sys.stdout.flush()
     for _ in sys.stdin:

@@ -66,6 +66,7 @@ def joining(head: Head, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
 
 def test_a_deployment_on_a_running_cluster_gives_everything_back(head: Head, joining: tuple[str, ...]) -> None:
     before = head.left()
+    assert before["placement_groups"] == 1, "a foreign one, which stays"
     with deployment(*joining) as served:
         url = served.wait_ready()
         assert chat(url) == "length"

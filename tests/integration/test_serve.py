@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -163,6 +164,17 @@ def test_no_process_outlives_a_killed_supervisor_and_the_next_start_sweeps_its_f
             assert successor.wait_exit() == 0
         finally:
             successor.close()
+        served.assert_nothing_left()
+
+
+def test_no_engine_that_loads_outlives_a_killed_supervisor() -> None:
+    with deployment(*SIM, "--sim-load-s", "60") as served:
+        eventually(lambda: "rank 1: loading" in served.stderr)
+        assert len(served.processes("engine.main")) == 2
+        served.send_signal(signal.SIGKILL)
+        served.wait_exit()
+        eventually(lambda: not served.processes(), 10)
+        shutil.rmtree(served.run_folders()[0])  # nobody was left to
         served.assert_nothing_left()
 
 
