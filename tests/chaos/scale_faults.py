@@ -83,9 +83,12 @@ def _newcomers(http: httpx.Client, served: Deployment, operation: dict[str, Any]
 
 def _kill_one(http: httpx.Client, rng: random.Random, may_be: Callable[[int], bool]) -> None:
     rows = [row for row in _rows(http) if row["pid"] and may_be(row["rank"])]
-    if rows:
-        with contextlib.suppress(ProcessLookupError):  # a leaver that has left
-            os.kill(rng.choice(rows)["pid"], signal.SIGKILL)
+    if not rows:
+        return
+    pid = rng.choice(rows)["pid"]
+    with contextlib.suppress(ProcessLookupError):  # a leaver that has left
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not any(row["pid"] == pid and row["state"] == "ready" for row in _rows(http)))
 
 
 def _rows(http: httpx.Client) -> list[dict[str, Any]]:
