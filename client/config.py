@@ -30,7 +30,7 @@ class ClientConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     report_endpoint, state_endpoint: the coordinator's, to connect to.
     request_bind, output_bind: endpoints this client binds; port 0 lets the system choose, and what it chose is
         published.
-    build_id, config_hash: an engine that says otherwise is refused.
+    build_id, config_hash: an engine that says otherwise is refused. config: the values behind the hash.
     security: keys of lines between hosts; None leaves all four plain.
     advertise_host: under which engines reach what is bound; None publishes the address that was bound.
     """
@@ -45,3 +45,4 @@ class ClientConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     security: WireSecurity | None = None
     advertise_host: str | None = None
     moves: MoveConfig = MoveConfig()
+    config: dict[str, str] = {}

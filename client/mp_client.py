@@ -149,10 +149,10 @@ class MPClient(EngineCoreClient):
         )
 
     def _difference(self, ready: EngineReady) -> str:
-        pairs = (
-            ("build", ready.build_id, self._config.build_id),
-            ("configuration", ready.config_hash, self._config.config_hash),
-        )
+        config = self._config
+        pairs = [("build", ready.build_id, config.build_id), ("configuration", ready.config_hash, config.config_hash)]
+        if ready.config_hash != config.config_hash:
+            pairs += [(name, theirs, config.config.get(name, theirs)) for name, theirs in ready.config.items()]
         return "; ".join(f"its {what} is {theirs}, ours is {ours}" for what, theirs, ours in pairs if theirs != ours)
 
     def _refuse(self, engine_id: EngineId, difference: str) -> None:

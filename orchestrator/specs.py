@@ -7,7 +7,7 @@ import msgspec
 from client.config import ClientConfig, MoveConfig
 from engine.config import EngineConfig, EngineSpec
 from engine.model.names import ResolvedModel
-from engine.wire.build import build_id, config_hash
+from engine.wire.build import build_id, config_hash, config_values
 from engine.wire.curve import WireSecurity
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import ClusterSettings
@@ -103,6 +103,7 @@ def _client_config(config: ServeConfig, engine: EngineConfig, wiring: Wiring, cl
         output_bind=output_bind,
         build_id=build_id(),
         config_hash=config_hash(engine),
+        config=config_values(engine),
         security=wiring.security,
         advertise_host=wiring.chosen.advertise_host,
         moves=MoveConfig(

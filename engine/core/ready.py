@@ -4,6 +4,7 @@ import os
 
 from engine.config import EngineConfig
 from engine.core.protocol import EngineCore
+from engine.wire.build import config_values
 from engine.wire.ids import EngineId
 from engine.wire.messages import EngineReady
 
@@ -27,4 +28,5 @@ def describe(
         pid=os.getpid(),
         features=tuple(sorted(limits.features)),
         hidden_size=limits.hidden_size,
+        config=config_values(config),
     )

@@ -1,6 +1,7 @@
 """Which build speaks, and with which configuration: the handshake refuses what differs."""
 
 import hashlib
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -20,3 +21,16 @@ def build_id() -> str:
 def config_hash(config: Any) -> str:
     """Return 16 hex digits over any msgspec-encodable configuration, independent of key order."""
     return hashlib.sha256(msgspec.json.encode(config, order="sorted")).hexdigest()[:16]
+
+
+def config_values(config: Any) -> dict[str, str]:
+    """Return every value of a msgspec-encodable configuration as JSON, by its dotted name."""
+    return dict(_leaves("", msgspec.to_builtins(config)))
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _leaves(f"{name}.{key}".lstrip("."), part)
+    else:
+        yield name, msgspec.json.encode(value).decode()

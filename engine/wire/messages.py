@@ -110,6 +110,7 @@ class EngineReady(Struct, array_like=True, frozen=True):
         ``pooling``.
     hidden_size: numbers of one embedding or pooled vector.
     line_number: counts the lines that the engine has opened, from 1; 0 is always a new one.
+    config: the values that ``config_hash`` covers, see ``config_values``; for whoever must say what differs.
 
     A line begins here: both sides count from 1 behind it. Until the client has said something the same EngineReady is
     repeated, because it may get lost too. One with a higher number begins a new line and says that the engine dropped
@@ -130,6 +131,7 @@ class EngineReady(Struct, array_like=True, frozen=True):
     features: tuple[str, ...] = ()
     hidden_size: int = 0
     line_number: int = 0
+    config: dict[str, str] = {}
 
 
 # --- engine -> client: the output line ------------------------------------------------------------------------------

@@ -40,9 +40,8 @@ class RayPlaces:
         assert rank not in self._groups
         self._groups[rank] = placement_group([self.bundle])
         try:
-            await _wait_placed(
-                [self._groups[rank]], self.bundle
-            )  # not for others: one that has lost its node may be without for minutes
+            # Not for the others: one that has lost its node may be without a place for minutes.
+            await _wait_placed([self._groups[rank]], self.bundle)
         except BaseException:
             self.remove(rank)
             raise

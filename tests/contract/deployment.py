@@ -19,7 +19,7 @@ import zmq
 from client.config import ClientConfig
 from client.dplb_async_mp_client import DPLBAsyncMPClient
 from engine.config import EngineConfig, EngineKind, EngineSpec, SimConfig
-from engine.wire.build import build_id, config_hash
+from engine.wire.build import build_id, config_hash, config_values
 from engine.wire.codec import encode
 from engine.wire.curve import draw_keys
 from engine.wire.ids import ClientId, EngineId
@@ -150,6 +150,7 @@ class Deployment:
             output_bind=self._bindable(f"outputs{index}.{incarnation}"),
             build_id=build_id(),
             config_hash=config_hash(self.config),
+            config=config_values(self.config),
             security=self.security,
         )
 

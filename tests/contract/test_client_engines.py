@@ -5,9 +5,11 @@ import gc
 import signal
 from collections import Counter
 
+import msgspec
 import pytest
 
 from client.dplb_async_mp_client import DPLBAsyncMPClient
+from engine.wire.build import config_hash
 from engine.wire.codec import output_decoder
 from engine.wire.errors import StartupError, UtilityError
 from engine.wire.ids import EngineId
@@ -243,12 +245,15 @@ async def test_a_client_that_leaves_is_freed_at_once() -> None:
         await eventually(lambda: _running(watcher) == 0)
 
 
-async def test_an_engine_of_another_configuration_is_refused_by_name() -> None:
+async def test_an_engine_of_another_configuration_is_refused_naming_what_differs() -> None:
     async with deployment(0) as group:
-        group.start_engine(0, config_hash="something else")
+        scheduler = msgspec.structs.replace(group.config.scheduler, block_size=32)
+        other = msgspec.structs.replace(group.config, scheduler=scheduler)
+        group.start_engine(0, engine=other, config_hash=config_hash(other))
         client = DPLBAsyncMPClient(group.client_config())
-        with pytest.raises(StartupError, match=r"engine 0\.1: refused: its configuration is something else, ours is"):
+        with pytest.raises(StartupError, match=r"engine 0\.1: refused: its configuration is") as caught:
             await client.wait_ready(30)
+        assert "; its scheduler.block_size is 32, ours is 16; engine" in str(caught.value), "and nothing else differs"
         await client.aclose()
 
 

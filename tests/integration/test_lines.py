@@ -85,9 +85,8 @@ def test_with_keys_too_every_process_can_be_lost_and_its_successor_is_let_in() -
         url = served.wait_ready()
         lines = _line_ports(served)
         _lose(served, "lb.coordinator")
-        os.kill(
-            ranks_of(url)[1]["pid"], signal.SIGKILL
-        )  # whose successor is heard of through the new coordinator alone
+        # Its successor is heard of through the new coordinator alone.
+        os.kill(ranks_of(url)[1]["pid"], signal.SIGKILL)
         eventually(lambda: rank_is(url, 1, "1.2"))
         assert chat(url, data_parallel_rank=1) == "length"
         _lose(served, "orchestrator.api")

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import engine
-from engine.wire.build import build_id, config_hash
+from engine.wire.build import build_id, config_hash, config_values
 from engine.wire.errors import StartupError
 from engine.wire.process import PARENT_PID_VARIABLE, child_environment, read_spec
 
@@ -91,6 +91,10 @@ def test_a_log_line_names_time_level_process_and_module() -> None:
 
 def test_the_build_id_is_the_same_in_every_process() -> None:
     assert run("from engine.wire.build import build_id; print(build_id())").stdout.strip() == build_id()
+
+
+def test_the_values_of_a_configuration_are_found_by_their_dotted_names() -> None:
+    assert config_values({"a": {"b": None, "c": [1, "x"]}, "d": "y"}) == {"a.b": "null", "a.c": '[1,"x"]', "d": '"y"'}
 
 
 def test_the_config_hash_sees_values_and_not_the_order_of_keys() -> None:
