@@ -24,8 +24,8 @@ def save_moe_model(folder: Path) -> None:
 
 
 def save_tiny_moe_model(folder: Path) -> None:
-    """Write a checkpoint of 2 layers of 8 experts, 2 of them for each token: several ranks of it share a core."""
-    _save(folder, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_experts=8, num_experts_per_tok=2)
+    """Write a checkpoint of 1 layer of 8 experts, 2 of them for each token: several ranks of it share a core."""
+    _save(folder, hidden_size=64, num_hidden_layers=1, num_attention_heads=4, num_experts=8, num_experts_per_tok=2)
 
 
 def _save(folder: Path, hidden_size: int, **sizes: Any) -> None:
