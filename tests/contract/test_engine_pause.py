@@ -99,3 +99,15 @@ def test_a_refilled_rank_has_the_settings_before_it_says_that_it_is_ready() -> N
             report = peers.coordinator.wait_report(lambda r: r.phase is not EnginePhase.LOADING)
             assert (report.settings_seq, report.is_sleeping) == (7, True)
             assert all(r.settings_seq == 7 for r in peers.coordinator.reports if r.phase is EnginePhase.IDLE)
+
+
+def test_a_refilled_rank_logs_at_the_level_that_is_wanted_until_it_is_wanted_no_more() -> None:
+    """Settings are logged, at INFO and at the level there was before them."""
+    with tempfile.TemporaryDirectory(prefix="shoal-") as path, peers_in(Path(path)) as peers:
+        spec = msgspec.structs.replace(peers.spec(), settings=ClusterSettings(1, log_level="error"))
+        stderr = Path(path) / "stderr"
+        with engine_process(spec, stderr) as peers.process:
+            peers.introduce()
+            for settings in (ClusterSettings(2, log_level="error"), ClusterSettings(3), ClusterSettings(4)):
+                in_force(peers, settings)
+            assert [number for number in (2, 3, 4) if f"settings {number}: " in stderr.read_text()] == [4]
