@@ -64,21 +64,30 @@ def joining(head: Head, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     return (*SIM, "--ray-address", head.address)
 
 
-def test_a_deployment_on_a_running_cluster_gives_everything_back(head: Head, joining: tuple[str, ...]) -> None:
+def test_two_deployments_on_a_running_cluster_serve_beside_each_other_and_give_everything_back(
+    head: Head, joining: tuple[str, ...]
+) -> None:
     before = head.left()
     assert before["placement_groups"] == 1, "a foreign one, which stays"
-    with deployment(*joining) as served:
-        url = served.wait_ready()
-        assert chat(url) == "length"
-        assert len(ranks_of(url)) == 2
-        _assert_lines_have_keys(served)
-        held = head.left()
-        assert held["placement_groups"] == before["placement_groups"] + 2
-        assert held["actors"] == before["actors"] + 2
-        served.send_signal(signal.SIGTERM)
-        assert served.wait_exit() == 0, served.stderr
-        served.assert_nothing_left()
+    alone = (*joining, "--data-parallel-size", "1")
+    with deployment(*alone) as first, deployment(*alone) as second:
+        for served in (first, second):
+            url = served.wait_ready()
+            assert chat(url) == "length"
+            assert len(ranks_of(url)) == 1
+            _assert_lines_have_keys(served)
+        assert head.left() == {name: number + 2 for name, number in before.items()}
+        _stop(first)
+        assert chat(second.wait_ready()) == "length"
+        eventually(lambda: head.left() == {name: number + 1 for name, number in before.items()}, 10)
+        _stop(second)
     eventually(lambda: head.left() == before, 10)
+
+
+def _stop(served: Deployment) -> None:
+    served.send_signal(signal.SIGTERM)
+    assert served.wait_exit() == 0, served.stderr
+    served.assert_nothing_left()
 
 
 def _assert_lines_have_keys(served: Deployment) -> None:
@@ -105,9 +114,7 @@ def test_ranks_come_and_go_with_their_places_and_what_does_not_fit_is_named(
             assert ready_ranks(http) == [1]
             eventually(lambda: head.left() == {name: number + 1 for name, number in before.items()}, 10)
             eventually(lambda: http.get("/v1/cluster/capacity").json()["can_add"] == 1)
-        served.send_signal(signal.SIGTERM)
-        assert served.wait_exit() == 0, served.stderr
-        served.assert_nothing_left()
+        _stop(served)
     eventually(lambda: head.left() == before, 10)
 
 
