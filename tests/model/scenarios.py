@@ -65,6 +65,9 @@ SMALL = [
 """Exhausted in a second or two each."""
 
 LARGE = [
+    Scenario(3, Budget(deaths=1, failures=1)),
+    Scenario(2, Budget(leaves=1, returns=1), is_calm=True),
+    Scenario(2, Budget(requests=1, cuts=1)),
     Scenario(2, Budget(requests=1, deaths=1)),
     Scenario(2, Budget(deaths=2, refills=1)),
     Scenario(1, Budget(requests=1, joins=1), is_calm=True),
@@ -79,9 +82,6 @@ LARGE = [
     Scenario(3, Budget(requests=1, deaths=1)),
     Scenario(3, Budget(deaths=1, restarts=1)),
     Scenario(3, Budget(requests=1, pauses=1), is_calm=True),
-    Scenario(2, Budget(leaves=1, returns=1), is_calm=True),
-    Scenario(2, Budget(requests=1, cuts=1)),
-    Scenario(3, Budget(deaths=1, failures=1)),
 ]
 """Smaller ones first; what the first leave of the time is for the others."""
 
