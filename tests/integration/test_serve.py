@@ -183,7 +183,8 @@ def test_a_rank_without_restarts_left_stays_dead_with_its_reason_and_the_others_
         url = served.wait_ready()
         victim = ranks_of(url)[1]
         os.kill(victim["pid"], signal.SIGKILL)
-        dead = eventually(lambda: (rank := ranks_of(url).get(1)) and rank["state"] == "dead" and rank)
+        dead = eventually(lambda: (rank := ranks_of(url).get(1)) and rank["state"] == "dead" and rank, 2)
+        assert httpx.get(f"{url}/ready").json()["ready_ranks"] == 1
         assert dead["reason"] == "killed by SIGKILL"
         assert "rank 1 (engine 1.1) is dead: killed by SIGKILL; it stays so" in served.stderr
         assert [chat(url) for _ in range(4)] == ["length"] * 4
