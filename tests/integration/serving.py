@@ -116,6 +116,12 @@ class Deployment:
         """Return the run folders that exist."""
         return sorted(self.parent.glob("shoal-*"))
 
+    def end(self) -> None:
+        """Stop it in order, and check that it leaves nothing behind."""
+        self.send_signal(signal.SIGTERM)
+        assert self.wait_exit() == 0, self.stderr
+        self.assert_nothing_left()
+
     def close(self) -> None:
         """End it if it has not ended, files included."""
         if self.process.poll() is None:

@@ -30,9 +30,7 @@ from tests.integration.serving import CHAT, chat, deployment, eventually
 def url() -> Iterator[str]:
     with deployment(*ARGUMENTS) as served:
         yield served.wait_ready()
-        served.send_signal(signal.SIGTERM)
-        assert served.wait_exit() == 0
-        served.assert_nothing_left()
+        served.end()
 
 
 @pytest.fixture

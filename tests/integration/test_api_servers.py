@@ -35,9 +35,7 @@ def served() -> Iterator[Deployment]:
     with deployment(*ARGUMENTS, f"--max-pending-requests={MAX_PENDING}") as running:
         running.wait_ready()
         yield running
-        running.send_signal(signal.SIGTERM)
-        assert running.wait_exit() == 0
-        running.assert_nothing_left()
+        running.end()
 
 
 @pytest.fixture(scope="module")

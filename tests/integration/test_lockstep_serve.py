@@ -53,9 +53,7 @@ def served(leak_check: None) -> Iterator[Deployment]:
     with deployment(*SIM) as running:
         running.wait_ready()
         yield running
-        running.send_signal(signal.SIGTERM)
-        assert running.wait_exit() == 0, running.stderr
-        running.assert_nothing_left()
+        running.end()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import ipaddress
 import json
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -77,17 +76,11 @@ def test_two_deployments_on_a_running_cluster_serve_beside_each_other_and_give_e
             assert len(ranks_of(url)) == 1
             _assert_lines_have_keys(served)
         assert head.left() == {name: number + 2 for name, number in before.items()}
-        _stop(first)
+        first.end()
         assert chat(second.wait_ready()) == "length"
         eventually(lambda: head.left() == {name: number + 1 for name, number in before.items()}, 10)
-        _stop(second)
+        second.end()
     eventually(lambda: head.left() == before, 10)
-
-
-def _stop(served: Deployment) -> None:
-    served.send_signal(signal.SIGTERM)
-    assert served.wait_exit() == 0, served.stderr
-    served.assert_nothing_left()
 
 
 def _assert_lines_have_keys(served: Deployment) -> None:
@@ -114,7 +107,7 @@ def test_ranks_come_and_go_with_their_places_and_what_does_not_fit_is_named(
             assert ready_ranks(http) == [1]
             eventually(lambda: head.left() == {name: number + 1 for name, number in before.items()}, 10)
             eventually(lambda: http.get("/v1/cluster/capacity").json()["can_add"] == 1)
-        _stop(served)
+        served.end()
     eventually(lambda: head.left() == before, 10)
 
 

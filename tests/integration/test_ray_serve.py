@@ -36,9 +36,7 @@ def test_every_rank_runs_under_an_actor_of_its_own_and_a_lost_actor_is_a_dead_ra
         eventually(lambda: not core.is_running() or core.status() == psutil.STATUS_ZOMBIE, 10)
         assert [chat(url) for _ in range(4)] == ["length"] * 4
 
-        served.send_signal(signal.SIGTERM)
-        assert served.wait_exit() == 0, served.stderr
-        served.assert_nothing_left()
+        served.end()
 
 
 def test_the_seat_of_a_lost_engine_is_filled_in_its_shell_and_that_of_a_lost_shell_in_a_new_one() -> None:
@@ -55,9 +53,7 @@ def test_the_seat_of_a_lost_engine_is_filled_in_its_shell_and_that_of_a_lost_she
         assert shell_of(ranks_of(url)[1]["pid"]).pid != shell.pid
         assert chat(url, data_parallel_rank=1) == "length"
 
-        served.send_signal(signal.SIGTERM)
-        assert served.wait_exit() == 0, served.stderr
-        served.assert_nothing_left()
+        served.end()
 
 
 def test_ctrl_c_reaches_ray_too_and_still_stops_in_order() -> None:

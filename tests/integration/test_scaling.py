@@ -25,9 +25,7 @@ def shared() -> Iterator[Deployment]:
     with deployment(*SIM, "--sim-load-s", "0.3", "--api-server-count", "2") as served:
         served.wait_ready()
         yield served
-        served.send_signal(signal.SIGTERM)
-        assert served.wait_exit() == 0, served.stderr
-        served.assert_nothing_left()
+        served.end()
 
 
 @pytest.fixture(autouse=True)

@@ -207,9 +207,7 @@ def test_the_seat_of_a_killed_rank_is_filled_again_and_serves() -> None:
         ]
         metrics = httpx.get(f"{url}/metrics").text
         assert 'shoal_engine_restarts_total{engine="1",reason="signal"} 2.0' in metrics
-        served.send_signal(signal.SIGTERM)
-        assert served.wait_exit() == 0, served.stderr
-        served.assert_nothing_left()
+        served.end()
 
 
 def test_a_stopped_rank_is_named_killed_and_refilled() -> None:
@@ -258,9 +256,7 @@ def test_a_dead_coordinator_is_replaced_with_a_higher_generation_while_requests_
         eventually(lambda: any(child.pid != first.pid for child in served.processes("lb.coordinator")))
         assert [chat(url) for _ in range(4)] == ["length"] * 4
         eventually(lambda: {rank["state"] for rank in ranks_of(url).values()} == {"ready"})
-        served.send_signal(signal.SIGTERM)
-        assert served.wait_exit() == 0, served.stderr
-        served.assert_nothing_left()
+        served.end()
 
 
 def test_a_killed_api_process_is_back_on_its_port_and_the_engines_have_freed_its_requests() -> None:
@@ -281,9 +277,7 @@ def test_a_killed_api_process_is_back_on_its_port_and_the_engines_have_freed_its
         assert [chat(url) for _ in range(4)] == ["length"] * 4
         picks = [rank["picks"] for rank in ranks_of(url).values()]
         assert picks == [3, 2]  # the broken stream's is among them: what the dead process counted stays
-        served.send_signal(signal.SIGTERM)
-        assert served.wait_exit() == 0, served.stderr
-        served.assert_nothing_left()
+        served.end()
 
 
 def test_an_api_process_without_restarts_left_ends_the_deployment_with_a_clear_error() -> None:
