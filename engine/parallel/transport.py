@@ -99,9 +99,7 @@ class TorchTransport:
 
     def begin(self, rows: torch.Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> Exchange:
         """See ``Transport``."""
-        group = self._group
-        if group is None:
-            raise GroupBrokenError("the group was left")
+        group = self._joined()
         self.num_entered += 1
         if self.num_members == 1:
             return _ExchangeWithoutPeers(rows)
@@ -114,11 +112,17 @@ class TorchTransport:
                 [size * width for size in receive_sizes],
                 [size * width for size in send_sizes],
             )
-        return _TorchExchange(received, lambda: self._finish(group, work))
+        return _TorchExchange(received, lambda: self._finish(work))
 
-    def _finish(self, group: Any, work: Any) -> None:
+    def _finish(self, work: Any) -> None:
         with _break_told(), self._stopwatch.lap():
-            self._wait(group, work, self._must_leave)
+            self._wait(self._joined(), work, self._must_leave)
+
+    def _joined(self) -> Any:
+        """Return the group, which nobody else may keep: to let go of it takes long, and is left to who closes."""
+        if self._group is None:
+            raise GroupBrokenError("the group was left")
+        return self._group
 
     def close(self) -> None:
         """See ``Transport``."""

@@ -140,6 +140,22 @@ def test_a_group_that_was_left_is_not_entered_again() -> None:
         all_to_all(transport, torch.zeros(1, 1), [1], [1])
 
 
+def test_an_exchange_under_way_does_not_keep_a_group_that_was_left() -> None:
+    company = Company(2)
+
+    def act(index: int) -> None:
+        _, transport = company.meet(index)
+        exchange = transport.begin(torch.zeros(2, 1), [1, 1], [1, 1])
+        if index == 0:
+            transport.close()
+            with pytest.raises(GroupBrokenError, match="left"):
+                exchange.wait()
+        else:
+            exchange.wait()
+
+    company.run(act)
+
+
 def test_a_prefix_is_used_once() -> None:
     company = Company(1)
     kept = company.meet(0, prefix="1/7")
