@@ -143,7 +143,6 @@ class SharedExperts:
     def begin(self, sizes: Sequence[int]) -> None:
         """Begin a step. sizes: tokens of each member. What a step counted that was begun and not ended is forgotten."""
         self._sizes = sizes
-        self._under_way = None
         self._step_loads.zero_()
 
     def end(self) -> None:
@@ -154,6 +153,10 @@ class SharedExperts:
         """
         self._finish_exchange()
         self.loads += self._step_loads
+
+    def let_go(self) -> None:
+        """Forget what is under way: as long as it is kept, connections stay open, and peers hear of no break."""
+        self._under_way = None
 
     def compute(
         self, module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor

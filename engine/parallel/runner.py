@@ -24,7 +24,7 @@ from engine.parallel.experts import (
     register_experts,
     replay,
 )
-from engine.parallel.transport import Transport
+from engine.parallel.transport import GroupBrokenError, Transport
 from engine.runner.attention import register_attention
 from engine.runner.probe import run_one_token
 from engine.runner.torch_runner import TorchRunner
@@ -151,14 +151,20 @@ class ParallelRunner:
         """
         assert self._shared is not None, "no group is installed"
         self._shared.begin(sizes)
-        samples: Sequence[Sample] = ()
-        if plan.chunks:
-            samples = self._runner.run(plan)
-        else:
-            with torch.inference_mode():
-                replay(self._calls, self._shared)
-        self._shared.end()
+        try:
+            samples = self._run_own(plan, self._shared)
+            self._shared.end()
+        except GroupBrokenError:
+            self._shared.let_go()
+            raise
         return samples
+
+    def _run_own(self, plan: StepPlan, shared: SharedExperts) -> Sequence[Sample]:
+        if plan.chunks:
+            return self._runner.run(plan)
+        with torch.inference_mode():
+            replay(self._calls, shared)
+        return ()
 
     def run(self, plan: StepPlan) -> Sequence[Sample]:
         """Run a step of a group of one."""

@@ -270,6 +270,17 @@ def test_a_break_in_the_last_exchange_is_found_at_the_end_of_the_step() -> None:
     run_members(2, act)
 
 
+def test_what_was_under_way_when_a_step_broke_is_waited_for_by_nobody() -> None:
+    _, rows = FakeGroup(2).transports(0)
+    shared = SharedExperts(rows, ExpertTable([[0], [1]], 0, 2, CPU), 0, 2, CPU)
+    shared.begin([1, 0])
+    rows.close()
+    with pytest.raises(OutOfStepError, match="waits alone"):
+        shared.compute(_Doubler(), torch.ones(1, 1), torch.tensor([[0, 1]]), torch.ones(1, 2))
+    shared.let_go()
+    shared.end()
+
+
 def test_a_step_that_broke_and_is_taken_again_counts_once() -> None:
     _, rows = FakeGroup(1).transports(0)
     shared = SharedExperts(rows, ExpertTable([[0, 1]], 0, 2, CPU), 0, 2, CPU)
