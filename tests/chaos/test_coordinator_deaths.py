@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import signal
 import time
 from functools import partial
 
@@ -52,9 +51,7 @@ def test_no_stream_notices_and_no_rank_is_suspected() -> None:
             time.sleep(2.0)  # one that dies again at once is let wait before its next start
         assert "gets no new requests" not in served.stderr
         assert "is dead" not in served.stderr
-        served.send_signal(signal.SIGTERM)
-        assert served.wait_exit() == 0, served.stderr
-        served.assert_nothing_left()
+        served.end()
 
 
 def test_picks_stay_even_while_it_is_away() -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from tests.chaos.scale_faults import all_ready
 from tests.chaos.streams import Ask, ask_all, differences_within_margin, mixed_asks
-from tests.chaos.test_rank_deaths import end
 from tests.integration.lockstep import pids, wait_whole
 from tests.integration.scaling import begin, finish, ready_ranks, scale
 from tests.integration.serving import DEADLINE_S, Deployment, deployment, eventually
@@ -37,7 +36,7 @@ def test_ten_cycles_on_ray(tmp_path: Path) -> None:
                 scale(http, remove=ranks[:2] if number % 2 else ranks[2:], drain_timeout=0.2)
 
         asyncio.run(_unchanged(served, ASKS, act))
-        end(served)
+        served.end()
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -57,7 +56,7 @@ def test_every_family_through_all_sizes_with_deaths_in_between(model: str, tmp_p
                 wait_whole(url, size)
 
         asyncio.run(_unchanged(served, ASKS, act))
-        end(served)
+        served.end()
 
 
 def _kill_one(url: str, rng: random.Random) -> None:

@@ -21,7 +21,7 @@ from tests.chaos.streams import (
     differences_within_margin,
     mixed_asks,
 )
-from tests.integration.serving import Deployment, deployment, eventually, rank_is, ranks_of
+from tests.integration.serving import deployment, eventually, rank_is, ranks_of
 from tests.integration.test_sampling import MODEL, SCHEMA, save_model
 
 SIM = ("--engine", "sim", "--data-parallel-size", "4", "--sim-step-ms", "10", "--stall-timeout", "3")
@@ -31,18 +31,11 @@ MAX_TOKENS = 150
 chaos = pytest.mark.chaos
 
 
-def end(served: Deployment) -> None:
-    """Stop a deployment in order, with nothing left behind."""
-    served.send_signal(signal.SIGTERM)
-    assert served.wait_exit() == 0, served.stderr
-    served.assert_nothing_left()
-
-
 def test_a_killed_rank_costs_no_stream_anything() -> None:
     """The one round that every test run makes; the others follow with ``make chaos``."""
     with deployment(*LOCAL) as served:
         run_rounds(served, mixed_asks(NUM_STREAMS, MAX_TOKENS), [kill_engine], seed=0)
-        end(served)
+        served.end()
 
 
 @chaos
@@ -52,7 +45,7 @@ def test_a_killed_rank_costs_no_stream_anything() -> None:
 def test_thirty_rounds_of_local_ranks(fault: Fault, seed: int) -> None:
     with deployment(*LOCAL, "--max-restarts", "100") as served:
         run_rounds(served, mixed_asks(NUM_STREAMS, MAX_TOKENS), [fault] * 10, seed=seed)
-        end(served)
+        served.end()
 
 
 @chaos
@@ -67,7 +60,7 @@ def test_three_of_four_ranks_killed_in_the_same_moment_end_no_stream_that_had_no
             assert not wrong, f"round {incarnation - 1}, {len(wrong)} differ:\n" + "\n".join(wrong[:5])
             for rank in range(3):
                 eventually(partial(rank_is, url, rank, f"{rank}.{incarnation}"))
-        end(served)
+        served.end()
 
 
 async def _kill_while_most_wait(url: str, asks: Sequence[Ask]) -> list[Said]:
@@ -86,7 +79,7 @@ async def _kill_while_most_wait(url: str, asks: Sequence[Ask]) -> list[Said]:
 def test_thirty_rounds_of_ranks_on_ray(seed: int) -> None:
     with deployment(*SIM, "--max-restarts", "100") as served:
         run_rounds(served, mixed_asks(NUM_STREAMS, MAX_TOKENS), [kill_engine, kill_shell] * 5, seed=seed)
-        end(served)
+        served.end()
 
 
 @chaos
@@ -111,4 +104,4 @@ def test_thirty_rounds_of_real_models_on_ray(seed: int, tmp_path: Path, monkeypa
             longest_wait_s=0.5,
             compare=differences_within_margin,
         )
-        end(served)
+        served.end()

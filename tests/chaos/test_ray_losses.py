@@ -1,7 +1,6 @@
 """What can be lost on Ray: an engine, its shell, both stopped, and a whole node. The rank is back each time."""
 
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -96,9 +95,7 @@ def test_what_a_rank_consists_of_may_be_stopped_or_killed_and_is_gone_before_the
             eventually(partial(rank_is, url, 1, f"1.{incarnation + 1}"))
             assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
             assert chat(url, data_parallel_rank=1) == "length"
-        served.send_signal(signal.SIGTERM)
-        assert served.wait_exit() == 0, served.stderr
-        served.assert_nothing_left()
+        served.end()
 
 
 def test_a_removed_node_is_found_by_its_silence_and_its_rank_goes_to_the_next_one(cluster: Cluster) -> None:
@@ -113,6 +110,4 @@ def test_a_removed_node_is_found_by_its_silence_and_its_rank_goes_to_the_next_on
         cluster.order("add")
         eventually(partial(rank_is, url, lost, f"{lost}.2"))
         assert chat(url, data_parallel_rank=lost) == "length"
-        served.send_signal(signal.SIGTERM)
-        assert served.wait_exit() == 0, served.stderr
-        served.assert_nothing_left()
+        served.end()

@@ -12,7 +12,6 @@ import pytest
 
 from bench.steady_load import steady_load
 from tests.chaos.scale_faults import all_ready, cancel, freeze_newcomer, kill_newcomer, kill_old_rank
-from tests.chaos.test_rank_deaths import end
 from tests.integration.scaling import begin, finish, look, ready_ranks, scale
 from tests.integration.serving import DEADLINE_S, Deployment, deployment, eventually
 
@@ -63,7 +62,7 @@ def test_cycles_fail_no_request_and_leave_nothing(executor: str, num_cycles: int
             assert num_sockets_and_files(served) <= before + SLACK
 
         asyncio.run(under_load(served, act))
-        end(served)
+        served.end()
 
 
 def test_rounds_of_faults_and_cancels_leave_the_old_size_and_the_next_scale_works() -> None:
@@ -85,7 +84,7 @@ def test_rounds_of_faults_and_cancels_leave_the_old_size_and_the_next_scale_work
                 eventually(partial(_has_engines, served, 2), 10)
 
         asyncio.run(under_load(served, act))
-        end(served)
+        served.end()
 
 
 def wait_random(http: httpx.Client, operation: dict[str, Any], rng: random.Random) -> None:

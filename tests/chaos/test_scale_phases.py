@@ -25,7 +25,6 @@ from tests.chaos.scale_faults import (
     kill_old_rank,
     reach,
 )
-from tests.chaos.test_rank_deaths import end
 from tests.chaos.test_scale_cycles import SLACK, num_sockets_and_files, under_load
 from tests.integration.scaling import begin, finish, ready_ranks, scale
 from tests.integration.serving import Deployment, deployment, eventually
@@ -84,7 +83,7 @@ def _strike_in(phase: str, faults: Sequence[Fault], options: Sequence[str]) -> N
             assert not served.has_logged("SIGABRT")
 
         asyncio.run(under_load(served, act))
-        end(served)
+        served.end()
 
 
 def _round(http: httpx.Client, served: Deployment, phase: str, fault: Fault, seed: int) -> bool:
