@@ -5,6 +5,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -61,9 +62,10 @@ def test_every_family_through_all_sizes_with_deaths_in_between(model: str, tmp_p
 
 def _kill_one(url: str, rng: random.Random) -> None:
     """``kill -9`` a rank that is not the only one: with none left, new requests are refused."""
-    living = [pid for pid in pids(url).values() if pid]
-    if len(living) > 1:
-        os.kill(rng.choice(living), signal.SIGKILL)
+    while len(living := [pid for pid in pids(url).values() if pid]) > 1:
+        with suppress(ProcessLookupError):  # it left by itself, and is not shown any more in a moment
+            os.kill(rng.choice(living), signal.SIGKILL)
+            return
 
 
 async def _unchanged(served: Deployment, asks: Sequence[Ask], act: Callable[[httpx.Client], None]) -> None:
