@@ -70,8 +70,7 @@ class PeerRows:
         """
         mine = self._givers[self._index]
         gives = [expert for taker in mine for expert in taker]
-        if not set(gives) <= set(rows.expert_ids):
-            missing = sorted(set(gives) - set(rows.expert_ids))
+        if missing := sorted(set(gives) - set(rows.expert_ids)):
             raise GroupBrokenError(f"asked for experts {missing}, which are asleep or were let go")
         send_sizes = [len(taker) for taker in mine]
         receive_sizes = [len(giver[self._index]) for giver in self._givers]

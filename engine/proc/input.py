@@ -137,9 +137,10 @@ class InputThread:
                     handler = self._handlers.get(socket)
                     if handler is not None:
                         handler()
-                reports.send_due(time.monotonic())
+                now = time.monotonic()
+                reports.send_due(now)
                 for line in self._lines.values():
-                    line.greet_again(time.monotonic())
+                    line.greet_again(now)
         finally:
             reports.close()
             state_socket.close()
