@@ -55,23 +55,23 @@ class BareLoop:
         self._decode = output_decoder().decode
         self._client_id = info.client_id
         self._ids = RequestIds(info.client_id)
-        self._line_seqs: dict[bytes, int] = {}
+        self._channel_seqs: dict[bytes, int] = {}
         self._ring: deque[bytes] = deque()
 
     async def wait_ready(self) -> None:
         """Take the handshakes."""
         for _ in range(NUM_ENGINES):
             identity, _ready = self._router.recv_multipart()
-            self._line_seqs[identity] = 0
+            self._channel_seqs[identity] = 0
             self._ring.append(identity)
 
     async def add(self, max_tokens: int) -> None:
         """Send one request."""
         identity = self._ring[0]
         self._ring.rotate(-1)
-        self._line_seqs[identity] += 1
+        self._channel_seqs[identity] += 1
         request = make_request(self._client_id, self._ids.draw(), max_tokens)
-        request.line_seq = self._line_seqs[identity]
+        request.channel_seq = self._channel_seqs[identity]
         self._router.send_multipart([identity, encode(request)])
 
     async def next_batch(self) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import zmq
 from msgspec import Struct
 
-from engine.wire.codec import encode, line_decoder
+from engine.wire.codec import channel_decoder, encode
 from engine.wire.ids import EngineId
 from engine.wire.messages import (
     LOAD_TOPIC,
@@ -56,7 +56,7 @@ class _Engine:
         connect(self._line, info.request_endpoint)
         self._outputs = make_socket(context, zmq.PUSH, high_water_mark=MAX_AHEAD)
         connect(self._outputs, info.output_endpoint)
-        self._decode = line_decoder().decode
+        self._decode = channel_decoder().decode
         self._left: dict[int, int] = {}  # request id -> tokens to come
         self._next: dict[int, EngineCoreOutput] = {}  # request id -> its next output; made once, then counted on
         self._out_seq = 0
@@ -86,7 +86,7 @@ class _Engine:
             except zmq.Again:
                 break
             received = True
-            self.applied = message.line_seq
+            self.applied = message.channel_seq
             if isinstance(message, AddRequest):
                 self._left[message.request_id] = message.sampling.max_tokens
                 self._next[message.request_id] = EngineCoreOutput(message.request_id, 0, 0, 0, [101])

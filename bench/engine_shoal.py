@@ -73,7 +73,7 @@ class ShoalEngine:
             sampling = SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True)
             request = AddRequest(
                 client_id=_CLIENT,
-                line_seq=index + 1,
+                channel_seq=index + 1,
                 request_id=index + 1,
                 sample_index=0,
                 attempt=0,

@@ -30,7 +30,7 @@ _SHOAL_KINDS = {
     "coordinator": "lb.coordinator",
     "API process": "orchestrator.api",
     "engines": "engine.main",
-    "actors": "ray::EngineShell",
+    "actors": "ray::EngineActor",
 }
 _BARE_KINDS = {"supervisor": "bench.empty_actors", "actors": "ray::Empty"}
 

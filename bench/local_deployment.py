@@ -57,7 +57,7 @@ class LocalDeployment:
         self._log_level = log_level
         engine = EngineConfig(kind=EngineKind.SIM, sim=sim or SimConfig())
         self._names: dict[str, Any] = {"build_id": build_id(), "config_hash": config_hash(engine)}
-        self._lines: dict[str, Any] = {
+        self._endpoints: dict[str, Any] = {
             "report_endpoint": ipc_endpoint(self._folder, "report"),
             "state_endpoint": ipc_endpoint(self._folder, "state"),
         }
@@ -109,12 +109,17 @@ class LocalDeployment:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start_coordinator(self) -> "subprocess.Popen[bytes]":
-        spec = CoordinatorSpec(generation=1, log_level=self._log_level, **self._lines)
+        spec = CoordinatorSpec(generation=1, log_level=self._log_level, **self._endpoints)
         return self._start("lb.coordinator", spec)
 
     def _start_engine(self, engine_id: EngineId, engine: EngineConfig) -> "subprocess.Popen[bytes]":
         spec = EngineSpec(
-            engine_id=engine_id, engine=engine, node="local", log_level=self._log_level, **self._lines, **self._names
+            engine_id=engine_id,
+            engine=engine,
+            node="local",
+            log_level=self._log_level,
+            **self._endpoints,
+            **self._names,
         )
         return self._start("engine.main", spec)
 
@@ -133,7 +138,7 @@ class LocalDeployment:
             client_id=ClientId(index, 1),
             request_bind=ipc_endpoint(self._folder, f"requests-{index}"),
             output_bind=ipc_endpoint(self._folder, f"outputs-{index}"),
-            **self._lines,
+            **self._endpoints,
             **self._names,
         )
         spec = ApiSpec(client=client, **fields)

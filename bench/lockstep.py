@@ -20,7 +20,7 @@ import psutil
 
 from bench.beside_idle import beside_rows, take_stream
 from bench.moe_model import save_moe_model
-from bench.rank_kills import Kill, KillRound, StateLine, in_ms, longest_gap, p99
+from bench.rank_kills import Kill, KillRound, StateChannel, in_ms, longest_gap, p99
 from bench.report import Row, finish, parse_arguments
 from bench.served import Served, served, short_folder
 from engine.wire.messages import GroupState
@@ -146,13 +146,13 @@ def _healing_rows(num_rounds: int) -> list[Row]:
 
 async def _heal(deployment: Served, folder: Path, num_rounds: int) -> Healing:
     figures, watch = Healing(), DirectWatch()
-    line = StateLine(folder, watch.on_state)
+    channel = StateChannel(folder, watch.on_state)
     try:
         async with httpx.AsyncClient(base_url=deployment.url, trust_env=False) as client:
             for number in range(num_rounds):
                 _note(figures, await ROUND.run(client, deployment.url, number % NUM_HEALING), watch)
     finally:
-        line.close()
+        channel.close()
     return figures
 
 

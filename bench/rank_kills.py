@@ -1,4 +1,4 @@
-"""What benchmarks that kill ranks share: a kill under open streams, what they saw of it, and the state line."""
+"""What benchmarks that kill ranks share: a kill under open streams, what they saw of it, and the state channel."""
 
 import asyncio
 import itertools
@@ -20,7 +20,7 @@ from engine.wire.messages import GROUP_TOPIC, GroupState
 from engine.wire.sockets import AsyncReceiver, Frames, connect, ipc_endpoint, make_socket
 
 _ECHO_S = 0.02  # what the killed rank had sent may still arrive
-_REFILL_S = 60.0
+_REPLACEMENT_S = 60.0
 _POLL_S = 0.1
 
 
@@ -58,7 +58,7 @@ class KillRound:
     look_s: float
 
     async def run(self, client: httpx.AsyncClient, url: str, rank: int) -> Kill:
-        """Kill a rank under open streams, hang up when it was looked at long enough, and wait for the refill."""
+        """Kill a rank under open streams, hang up when it was looked at long enough, and wait for the replacement."""
         victim = (await ranks_of(client))[rank]
         streams = {each: self._streams_of(each) for each in range(self.num_ranks)}
         everybody = [stream for of_rank in streams.values() for stream in of_rank]
@@ -70,14 +70,14 @@ class KillRound:
         await asyncio.sleep(self.look_s)
         for stream in everybody:
             stream.close()
-        await _wait_refilled(client, rank, victim["incarnation"] + 1)
+        await _wait_replaced(client, rank, victim["incarnation"] + 1)
         return Kill(EngineId(rank, victim["incarnation"]), killed_at, streams)
 
     def _streams_of(self, rank: int) -> list[TimedStream]:
         return [TimedStream(*pinned_request(rank, number)) for number in range(self.streams_per_rank)]
 
 
-class StateLine:
+class StateChannel:
     """Hears every GroupState of a deployment of this machine."""
 
     def __init__(self, folder: Path, on_state: Callable[[GroupState], None]) -> None:
@@ -124,9 +124,9 @@ async def ranks_of(client: httpx.AsyncClient) -> dict[int, dict[str, Any]]:
     return {rank["rank"]: rank for rank in answer.json()["ranks"]}
 
 
-async def _wait_refilled(client: httpx.AsyncClient, rank: int, incarnation: int) -> None:
-    """Wait until a rank's seat is filled with that incarnation or a later one, and ready."""
-    async with asyncio.timeout(_REFILL_S):
+async def _wait_replaced(client: httpx.AsyncClient, rank: int, incarnation: int) -> None:
+    """Wait until a rank's replica is filled with that incarnation or a later one, and ready."""
+    async with asyncio.timeout(_REPLACEMENT_S):
         while True:
             row = (await ranks_of(client))[rank]
             if row["incarnation"] >= incarnation and row["state"] == "ready":

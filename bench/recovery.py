@@ -15,11 +15,11 @@ from pathlib import Path
 
 import httpx
 
-from bench.rank_kills import Kill, KillRound, StateLine, in_ms, longest_gap, p99, pause_after
+from bench.rank_kills import Kill, KillRound, StateChannel, in_ms, longest_gap, p99, pause_after
 from bench.report import Row, finish, parse_arguments
 from bench.served import Served, served, short_folder
 from engine.wire.ids import EngineId
-from engine.wire.messages import GroupState, SeatState
+from engine.wire.messages import GroupState, ReplicaState
 
 NUM_RANKS = 4
 STREAMS_PER_RANK = 16
@@ -53,10 +53,10 @@ class DeathWatch:
     def on_state(self, state: GroupState) -> None:
         """Look at one state."""
         now = time.monotonic()
-        for seat in state.seats:
-            ended = seat.engine_id.incarnation - (seat.state is not SeatState.DEAD)
+        for replica in state.replicas:
+            ended = replica.engine_id.incarnation - (replica.state is not ReplicaState.DEAD)
             for incarnation in range(1, ended + 1):
-                self.deaths.setdefault(EngineId(seat.engine_id.rank, incarnation), now)
+                self.deaths.setdefault(EngineId(replica.engine_id.rank, incarnation), now)
 
 
 def main() -> int:
@@ -96,13 +96,13 @@ def _rows(figures: Figures, step_s: float) -> list[Row]:
 
 async def _measure(deployment: Served, folder: Path, num_rounds: int) -> Figures:
     figures, watch = Figures(), DeathWatch()
-    line = StateLine(folder, watch.on_state)
+    channel = StateChannel(folder, watch.on_state)
     try:
         async with httpx.AsyncClient(base_url=deployment.url, trust_env=False) as client:
             for number in range(num_rounds):
                 _note(figures, await ROUND.run(client, deployment.url, number % NUM_RANKS), watch)
     finally:
-        line.close()
+        channel.close()
     return figures
 
 

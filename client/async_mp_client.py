@@ -7,12 +7,12 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from client.answers import Answers
-from client.arrivals import Arrival, Handshake
 from client.config import ClientConfig
-from client.engine_line import EngineLine
+from client.engine_connection import EngineConnection
+from client.inbox import Arrival, Handshake
 from client.mailbox import Mailbox
 from client.mp_client import MPClient
+from client.pending_results import PendingResults
 from client.tasks import every, log_failure, loop_is_running, whenever_filled
 from engine.wire.errors import InvalidRequestError, OverloadedError, StartupError
 from engine.wire.ids import EngineId
@@ -35,7 +35,7 @@ MAX_QUEUED_OUTPUTS = 1024
 class AsyncMPClient(MPClient):
     """Serves one engine (subclasses: many) from one event loop, without threads.
 
-    Receivers append raw frames to ``_arrivals``; the one output task takes them out and is the only code that changes
+    Receivers append raw frames to ``_inbox``; the one output task takes them out and is the only code that changes
     what this client knows of its engines. It starts with the first call made inside a running loop, and holds the
     client only while it works, so a client that nobody uses any more is collected and its tasks end.
 
@@ -47,8 +47,8 @@ class AsyncMPClient(MPClient):
 
     def __init__(self, config: ClientConfig) -> None:
         super().__init__(config)
-        self._arrivals: Mailbox[Arrival] = Mailbox()
-        self._answers = Answers(self._utility_calls)
+        self._inbox: Mailbox[Arrival] = Mailbox()
+        self._pending = PendingResults(self._utility_calls)
         self._output_receiver: AsyncReceiver | None = None
         self._request_receiver: AsyncReceiver | None = None
         self._notification_tasks: set[asyncio.Task[None]] = set()
@@ -66,37 +66,37 @@ class AsyncMPClient(MPClient):
     async def add_request_async(self, request: AddRequest, data_parallel_rank: int | None = None) -> EngineId:
         """Send one sequence to the engine; see the base class."""
         self._ensure_open()
-        line = self._only_line()
-        if data_parallel_rank not in (None, line.engine_id.rank):
+        connection = self._only_connection()
+        if data_parallel_rank not in (None, connection.engine_id.rank):
             raise InvalidRequestError(
-                f"data_parallel_rank {data_parallel_rank!r} takes no requests; valid: {line.engine_id.rank}",
+                f"data_parallel_rank {data_parallel_rank!r} takes no requests; valid: {connection.engine_id.rank}",
                 "data_parallel_rank",
             )
         request.client_id = self.client_id
-        if not self._sender.send_add(line, request):
-            raise OverloadedError(f"engine {line.engine_id} takes no request now")
-        return line.engine_id
+        if not self._sender.send_add(connection, request):
+            raise OverloadedError(f"engine {connection.engine_id} takes no request now")
+        return connection.engine_id
 
     async def abort_requests_async(self, request_ids: Sequence[int]) -> None:
         """Abort requests of one sample each; this class does not track samples, ``DPLBAsyncMPClient`` does."""
         self._ensure_open()
-        line = self._only_line()
+        connection = self._only_connection()
         for request_id in request_ids:
-            self._sender.send(line, AbortRequest(self.client_id, 0, request_id, sample_index=0, attempt=0))
+            self._sender.send(connection, AbortRequest(self.client_id, 0, request_id, sample_index=0, attempt=0))
 
     async def get_output_async(self) -> EngineCoreOutputs:
         """Wait for the next batch; see the base class. Batches that came before the end are handed out before it."""
-        if self._answers.outputs.error is None:
+        if self._pending.outputs.error is None:
             self._ensure_tasks()
-        outputs = await self._answers.outputs.get()
-        if self._output_receiver is None and len(self._answers.outputs) < MAX_QUEUED_OUTPUTS // 2:
+        outputs = await self._pending.outputs.get()
+        if self._output_receiver is None and len(self._pending.outputs) < MAX_QUEUED_OUTPUTS // 2:
             self._resume_outputs()
         return outputs
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:
         """Call a method of the engine; see the base class."""
         self._ensure_open()
-        return await self._call_engine(self._only_line(), method, args)
+        return await self._call_engine(self._only_connection(), method, args)
 
     async def collective_rpc_async(
         self,
@@ -123,9 +123,9 @@ class AsyncMPClient(MPClient):
         try:
             async with asyncio.timeout(timeout_s):
                 while self._num_ready() < num_engines and not self._refused:
-                    self._answers.ensure_open()
-                    self._answers.engines_changed.clear()
-                    await self._answers.engines_changed.wait()
+                    self._pending.ensure_open()
+                    self._pending.engines_changed.clear()
+                    await self._pending.engines_changed.wait()
         except TimeoutError:
             pass
         if self._num_ready() < num_engines:
@@ -142,16 +142,16 @@ class AsyncMPClient(MPClient):
         for task in tasks:
             task.cancel()
         self._finalizer()
-        self._answers.end("the client was closed")
+        self._pending.end("the client was closed")
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def statistics(self) -> dict[str, int]:
         """Return counters since the start and sizes of what is held now."""
-        held = {"queued_outputs": len(self._answers.outputs), "queued_arrivals": len(self._arrivals)}
+        held = {"queued_outputs": len(self._pending.outputs), "queued_arrivals": len(self._inbox)}
         return {**super().statistics(), **held}
 
     def _ensure_open(self) -> None:
-        self._answers.ensure_open()
+        self._pending.ensure_open()
         self._ensure_tasks()
 
     def _ensure_tasks(self) -> None:
@@ -161,49 +161,49 @@ class AsyncMPClient(MPClient):
         """Start to receive, once; every public coroutine comes through here."""
         if self._request_receiver is not None:
             return
-        arrivals = self._arrivals
+        arrivals = self._inbox
         self._request_receiver = self._resources.receive(
             self._resources.router, lambda frames: arrivals.put(Handshake(frames))
         )
         self._sender.receiver = self._request_receiver
         self._output_receiver = self._resources.receive(self._resources.outputs, arrivals.put)
         owner = weakref.ref(self)
-        self._start_task("output", whenever_filled(owner, arrivals, lambda client: client._on_arrivals()))
+        self._start_task("output", whenever_filled(owner, arrivals, lambda client: client._on_inbox()))
         self._start_task("heartbeat", every(HEARTBEAT_S, owner, lambda client: client._on_heartbeat(time.monotonic())))
 
     def _start_task(self, name: str, body: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(body, name=f"client {self.client_id} {name}")
         self._resources.tasks.append(task)
-        task.add_done_callback(self._answers.on_task_done)
+        task.add_done_callback(self._pending.on_task_done)
 
     def _on_heartbeat(self, now: float) -> None:
         self._announce()
-        for line in self._lines.values():
-            self._sender.resend(line, now)
+        for connection in self._connections.values():
+            self._sender.resend(connection, now)
 
     def _num_ready(self) -> int:
-        return len(self._lines)
+        return len(self._connections)
 
     def _describe_missing(self) -> list[str]:
         return [f"engine {engine_id}: {reason}" for engine_id, reason in {**self._gone, **self._refused}.items()]
 
     # --- sending ---
 
-    def _only_line(self) -> EngineLine:
-        for line in self._lines.values():
-            return line
+    def _only_connection(self) -> EngineConnection:
+        for connection in self._connections.values():
+            return connection
         raise OverloadedError("no engine has shaken hands yet")
 
-    def _call_engine(self, line: EngineLine, method: str, args: Sequence[Any]) -> "asyncio.Future[Any]":
+    def _call_engine(self, connection: EngineConnection, method: str, args: Sequence[Any]) -> "asyncio.Future[Any]":
         def send(call_id: int) -> None:
-            self._sender.send(line, UtilityRequest(self.client_id, 0, call_id, method, list(args)))
+            self._sender.send(connection, UtilityRequest(self.client_id, 0, call_id, method, list(args)))
 
-        return self._utility_calls.ask(line.engine_id, method, send)
+        return self._utility_calls.ask(connection.engine_id, method, send)
 
     # --- receiving: what the output task does ---
 
-    def _on_arrivals(self) -> None:
-        for arrival in self._arrivals.drain():
+    def _on_inbox(self) -> None:
+        for arrival in self._inbox.drain():
             if isinstance(arrival, list):
                 self._on_output_frames(arrival)
             elif isinstance(arrival, Handshake):
@@ -211,7 +211,7 @@ class AsyncMPClient(MPClient):
                     self._on_output_frames(early)
             else:
                 self._on_gone(arrival.engine_id, arrival.reason)
-        if len(self._answers.outputs) >= MAX_QUEUED_OUTPUTS:
+        if len(self._pending.outputs) >= MAX_QUEUED_OUTPUTS:
             self._pause_outputs()
 
     def _on_output_frames(self, frames: Frames) -> None:
@@ -225,16 +225,16 @@ class AsyncMPClient(MPClient):
         if outputs.outputs and self._output_hook is not None:
             self._output_hook(self, outputs)
         if outputs.outputs:
-            self._answers.outputs.put(outputs)
+            self._pending.outputs.put(outputs)
         if outputs.dead is not None:
             self._on_gone(outputs.engine_id, outputs.dead)
 
     def _on_utility_output(self, engine_id: EngineId, output: UtilityOutput) -> None:
         if output.call_id != EEP_NOTIFICATION_CALL_ID:
             if not self._utility_calls.resolve(engine_id, output):
-                self._drops.drop("unexpected_utility_outputs", str(engine_id))
+                self._drop_counter.drop("unexpected_utility_outputs", str(engine_id))
         elif self._notification_hook is None:
-            self._drops.drop("unhandled_notifications", str(engine_id))
+            self._drop_counter.drop("unhandled_notifications", str(engine_id))
         else:
             notice = self._notification_hook(self, engine_id, output.result)
             task = asyncio.create_task(notice, name=f"client {self.client_id} notification of {engine_id}")
@@ -242,23 +242,28 @@ class AsyncMPClient(MPClient):
             task.add_done_callback(self._notification_tasks.discard)
             task.add_done_callback(log_failure)
 
-    def _on_line_opened(self, line: EngineLine) -> None:
-        _log.info("engine %s is ready on %s (%s)", line.engine_id, line.ready.node or "this node", line.ready.device)
-        self._answers.engines_changed.set()
+    def _on_connection_opened(self, connection: EngineConnection) -> None:
+        _log.info(
+            "engine %s is ready on %s (%s)",
+            connection.engine_id,
+            connection.ready.node or "this node",
+            connection.ready.device,
+        )
+        self._pending.engines_changed.set()
 
-    def _on_line_closed(self, line: EngineLine, reason: str, *, restarted: bool) -> None:
+    def _on_connection_closed(self, connection: EngineConnection, reason: str, *, restarted: bool) -> None:
         """End the client's line: with its one engine gone, nothing more will come."""
-        self._answers.end(reason, line.engine_id)
+        self._pending.end(reason, connection.engine_id)
 
-    def _on_stranger_died(self, engine_id: EngineId, reason: str) -> None:
+    def _on_unknown_engine_died(self, engine_id: EngineId, reason: str) -> None:
         """End the client's line here too: last words may overtake the handshake of its one engine."""
-        self._answers.end(reason, engine_id)
+        self._pending.end(reason, engine_id)
 
     def _on_refused(self) -> None:
-        self._answers.engines_changed.set()
+        self._pending.engines_changed.set()
 
     def _pause_outputs(self) -> None:
-        """Stop reading outputs that nobody takes: the sockets fill, and the engines merge in their outboxes."""
+        """Stop reading outputs that nobody takes: the sockets fill, and the engines merge in their output queues."""
         if self._output_receiver is not None:
             self._resources.stop_receiving(self._output_receiver)
             self._output_receiver = None
@@ -266,4 +271,4 @@ class AsyncMPClient(MPClient):
 
     def _resume_outputs(self) -> None:
         if not self._resources.closed and self._request_receiver is not None:
-            self._output_receiver = self._resources.receive(self._resources.outputs, self._arrivals.put)
+            self._output_receiver = self._resources.receive(self._resources.outputs, self._inbox.put)

@@ -6,7 +6,7 @@ from engine.wire.curve import WireSecurity
 from engine.wire.ids import ClientId
 
 
-class MoveConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MigrationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How sequences that lost their engine go on elsewhere.
 
     tokens_in_flight: tokens of moved sequences that one engine computes anew at once; a single longer one is let
@@ -44,5 +44,5 @@ class ClientConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     config_hash: str
     security: WireSecurity | None = None
     advertise_host: str | None = None
-    moves: MoveConfig = MoveConfig()
+    migrations: MigrationConfig = MigrationConfig()
     config: dict[str, str] = {}

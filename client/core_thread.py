@@ -10,14 +10,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from engine.wire.codec import line_decoder
+from engine.wire.codec import channel_decoder
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import (
     AbortRequest,
     AddRequest,
+    ChannelMessage,
     EngineCoreOutput,
     EngineCoreOutputs,
-    LineMessage,
     UtilityOutput,
     UtilityRequest,
 )
@@ -68,7 +68,7 @@ class CoreThread:
         self._core = core
         self._client_id = client_id
         self._deliver = deliver
-        self._decoder = line_decoder()
+        self._decoder = channel_decoder()
         self._work = threading.Condition()
         self._inbox: deque[Frames] = deque()
         self._stopping = False
@@ -120,8 +120,8 @@ class CoreThread:
             self._inbox.clear()
             return None if self._stopping else messages
 
-    def _handle(self, message: LineMessage) -> None:
-        self._applied = message.line_seq
+    def _handle(self, message: ChannelMessage) -> None:
+        self._applied = message.channel_seq
         match message:
             case AddRequest():
                 self._core.add_request(message, time.monotonic())

@@ -4,14 +4,14 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping
 
-from client.config import MoveConfig
-from client.engine_line import EngineLine
+from client.config import MigrationConfig
+from client.engine_connection import EngineConnection
 from client.in_flight import InFlight
-from client.moves import MoveQueue
+from client.migrations import MigrationQueue
+from client.orphans import OrphanedRequests
 from client.resume_memory import ResumeMemory
 from client.sender import Sender
-from client.sequences import MoveReason, Sequences
-from client.strays import Strays
+from client.sequences import MigrationReason, Sequences
 from engine.wire.ids import EngineId
 from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, ErrorKind, FinishReason
 from lb.ledger import EngineLedger
@@ -32,19 +32,19 @@ class Dispatcher:
 
     def __init__(
         self,
-        lines: Mapping[EngineId, EngineLine],
+        connections: Mapping[EngineId, EngineConnection],
         picker: RotatingPicker,
         sender: Sender,
         counts: Counter[str],
-        config: MoveConfig | None = None,
+        config: MigrationConfig | None = None,
     ) -> None:
         self.num_clients = 1
-        self._config = config or MoveConfig()
-        self._moves = MoveQueue(self._config)
+        self._config = config or MigrationConfig()
+        self._migrations = MigrationQueue(self._config)
         self._memory = ResumeMemory(self._config.resume_memory_bytes)
-        self._sequences = Sequences(lines, self._moves, sender, counts)
-        self._strays = Strays(lines, sender)
-        self._lines = lines
+        self._sequences = Sequences(connections, self._migrations, sender, counts)
+        self._orphans = OrphanedRequests(connections, sender)
+        self._connections = connections
         self._picker = picker
         self._counts = counts
         self.in_flight = self._sequences.table
@@ -57,12 +57,12 @@ class Dispatcher:
     @property
     def num_waiting(self) -> int:
         """Return how many sequences wait to be moved."""
-        return len(self._moves)
+        return len(self._migrations)
 
     @property
-    def num_unmovable(self) -> int:
+    def num_unmigratable(self) -> int:
         """Return how many sequences an engine's death would end, because what it takes to resume them is not kept."""
-        return sum(not sequence.is_movable for sequence in self.in_flight.by_name.values())
+        return sum(not sequence.can_migrate for sequence in self.in_flight.by_name.values())
 
     def refresh(self) -> None:
         """Work out anew which engines take requests."""
@@ -75,7 +75,7 @@ class Dispatcher:
 
     # --- what callers ask for ---------------------------------------------------------------------------------------
 
-    def place(self, request: AddRequest, rank: int | None = None) -> EngineLine:
+    def route(self, request: AddRequest, rank: int | None = None) -> EngineConnection:
         """Pick, record, send: an answer can never come for a sequence that is not in the table.
 
         An engine whose pipe refuses the message is no candidate for a while, and another one is picked.
@@ -91,9 +91,9 @@ class Dispatcher:
         try:
             while True:
                 candidates = self._sequences.candidates if rank is None else self._only(rank)
-                line = self._lines[self._picker.pick(candidates, self.num_clients).engine_id]
-                if self._sequences.hand_over(sequence, line, request):
-                    return line
+                connection = self._connections[self._picker.pick(candidates, self.num_clients).engine_id]
+                if self._sequences.dispatch(sequence, connection, request):
+                    return connection
         except BaseException:
             self.in_flight.remove(sequence)
             raise
@@ -131,7 +131,7 @@ class Dispatcher:
                 or output.first_position != len(sequence.output_ids)
             ):
                 dropped.add(id(output))
-                self._on_stray(outputs, sequence, output)
+                self._on_orphan(outputs, sequence, output)
                 continue
             token_ids = output.new_token_ids
             try:
@@ -143,7 +143,7 @@ class Dispatcher:
                 dropped.add(id(output))
                 self._on_absurd(sequence, output)
                 continue
-            if sequence.num_moved_tokens and output.new_token_ids:
+            if sequence.num_migrated_tokens and output.new_token_ids:
                 self._sequences.catch_up(sequence)
                 sequence.num_crashes = 0
             if output.finish_reason is not None and not self._on_ended(sequence, output, outputs.report_seq):
@@ -151,38 +151,48 @@ class Dispatcher:
         if dropped:
             outputs.outputs = [output for output in outputs.outputs if id(output) not in dropped]
 
-    def on_line_closed(self, line: EngineLine, reason: str, why: MoveReason = MoveReason.DEATH) -> None:
+    def on_connection_closed(
+        self, connection: EngineConnection, reason: str, why: MigrationReason = MigrationReason.DEATH
+    ) -> None:
         """Take what an engine that is gone, or began anew, still had; it is moved, or gets its end."""
         self.refresh()
-        for sequence in self.in_flight.on_line(line):
-            self._sequences.strand(sequence, why, reason)
+        for sequence in self.in_flight.on_connection(connection):
+            self._sequences.requeue(sequence, why, reason)
 
-    def on_outputs_lost(self, line: EngineLine, outputs: EngineCoreOutputs, reason: str) -> None:
+    def on_outputs_lost(self, connection: EngineConnection, outputs: EngineCoreOutputs, reason: str) -> None:
         """Move the sequences that frames lost before ``outputs`` may have spoken of.
 
         Those the engine has not applied yet have had no output. The others are aborted there; what it still says of
         them is of another attempt.
         """
-        lost = [seq for seq in self.in_flight.on_line(line) if seq.entry and seq.entry.line_seq <= outputs.applied]
-        self._sequences.take_away(line, lost, MoveReason.GAP, outputs.report_seq, reason)
+        lost = [
+            seq
+            for seq in self.in_flight.on_connection(connection)
+            if seq.entry and seq.entry.channel_seq <= outputs.applied
+        ]
+        self._sequences.take_away(connection, lost, MigrationReason.GAP, outputs.report_seq, reason)
 
-    def move_from(self, line: EngineLine, reason: str) -> None:
+    def migrate_from(self, connection: EngineConnection, reason: str) -> None:
         """Move everything an engine has, which lives and goes on: it is to be freed without waiting for its streams."""
         self._sequences.take_away(
-            line, self.in_flight.on_line(line), MoveReason.PLANNED, line.ledger.report_seq + 1, reason
+            connection,
+            self.in_flight.on_connection(connection),
+            MigrationReason.PLANNED,
+            connection.ledger.report_seq + 1,
+            reason,
         )
 
     # --- moving -----------------------------------------------------------------------------------------------------
 
     def send_waiting(self) -> None:
         """Give as many waiting sequences to engines as these take now."""
-        while self._moves:
-            step = self._moves.next(self._sequences.candidates, self.num_clients)
+        while self._migrations:
+            step = self._migrations.next(self._sequences.candidates, self.num_clients)
             if step is None:
                 return
             sequence, engine_id = step
-            if self._sequences.hand_over(sequence, self._lines[engine_id], sequence.resumption()):
-                self._moves.on_sent(sequence, engine_id)
+            if self._sequences.dispatch(sequence, self._connections[engine_id], sequence.resumption()):
+                self._migrations.on_sent(sequence, engine_id)
 
     def on_time(self, now: float) -> None:
         """End those that have waited too long for an engine, and keep to the memory limit; a few times a second."""
@@ -192,18 +202,18 @@ class Dispatcher:
             if sequence.entry is None:
                 self._sequences.end_forgotten(sequence, sequence.lost_by)
         limit = f"no other engine took it for {self._config.timeout_s:g} s (--move-timeout)"
-        for sequence in self._moves.expire(now):
+        for sequence in self._migrations.expire(now):
             self._counts["timeout_ends"] += 1
             self._sequences.end(sequence, FinishReason.ERROR, f"{sequence.lost_by}; {limit}")
 
     def end_waiting(self, reason: str, *, suspects_only: bool = False) -> None:
         """End those that wait for an engine, or those of them that may have killed their last one."""
-        for sequence in list(self._moves):
+        for sequence in list(self._migrations):
             if sequence.is_suspect or not suspects_only:
                 self._sequences.end(sequence, FinishReason.ERROR, f"{sequence.lost_by}; {reason}")
 
     def _only(self, rank: int) -> list[EngineLedger]:
-        valid = [line.ledger for line in self._sequences.by_rank() if line.is_open]
+        valid = [connection.ledger for connection in self._sequences.by_rank() if connection.is_open]
         return [ledger for ledger in only_rank(valid, rank) if ledger in self._sequences.candidates]
 
     # --- ends -------------------------------------------------------------------------------------------------------
@@ -213,9 +223,9 @@ class Dispatcher:
 
         An engine merges what waits for a slow client, so tokens may come with a REROUTE: to the consumer these are all.
         """
-        assert sequence.line is not None, "it was sent"
+        assert sequence.connection is not None, "it was sent"
         assert sequence.entry is not None, "it is on its line"
-        sequence.line.ledger.finish(sequence.entry, report_seq)
+        sequence.connection.ledger.finish(sequence.entry, report_seq)
         self._sequences.catch_up(sequence)
         if output.finish_reason is not FinishReason.REROUTE:
             self.in_flight.remove(sequence)
@@ -226,39 +236,41 @@ class Dispatcher:
 
     def _reroute(self, sequence: InFlight) -> None:
         """Take back a sequence from an engine that takes nothing new."""
-        assert sequence.line is not None, "it was sent"
-        sequence.line.blocked = True
+        assert sequence.connection is not None, "it was sent"
+        sequence.connection.blocked = True
         self.refresh()
         untouched = not sequence.output_ids and sequence.request.attempt == 0
         if sequence.pinned and untouched and not sequence.aborting:
             # Nothing shows that it was accepted, and whoever names a rank is never silently given another.
-            rank = sequence.line.engine_id.rank
+            rank = sequence.connection.engine_id.rank
             error = f"rank {rank} takes no new requests"
             self._sequences.end(sequence, FinishReason.ERROR, error, ErrorKind.REQUEST)
         else:
-            self._sequences.strand(sequence, MoveReason.REROUTE, f"engine {sequence.line.engine_id} takes nothing new")
+            self._sequences.requeue(
+                sequence, MigrationReason.REROUTE, f"engine {sequence.connection.engine_id} takes nothing new"
+            )
 
-    def _on_stray(self, outputs: EngineCoreOutputs, sequence: InFlight | None, output: EngineCoreOutput) -> None:
+    def _on_orphan(self, outputs: EngineCoreOutputs, sequence: InFlight | None, output: EngineCoreOutput) -> None:
         """Drop an output that nobody waits for. A hole in the tokens of the current attempt moves the sequence."""
         self._counts["unexpected_outputs"] += 1
         if sequence is None and output.finish_reason is None:
-            self._strays.abort(outputs, output)
+            self._orphans.abort(outputs, output)
         if sequence is None or sequence.entry is None or sequence.request.attempt != output.attempt:
             return
-        line = sequence.line
+        connection = sequence.connection
         if (
-            line is not None
-            and line.engine_id == outputs.engine_id
+            connection is not None
+            and connection.engine_id == outputs.engine_id
             and output.first_position > len(sequence.output_ids)
         ):
             self._sequences.take_away(
-                line, [sequence], MoveReason.GAP, outputs.report_seq, "its outputs were lost on their way"
+                connection, [sequence], MigrationReason.GAP, outputs.report_seq, "its outputs were lost on their way"
             )
 
     def _on_absurd(self, sequence: InFlight, output: EngineCoreOutput) -> None:
         """End a sequence whose engine speaks of tokens that cannot be."""
-        assert sequence.line is not None, "it was sent"
+        assert sequence.connection is not None, "it was sent"
         assert sequence.entry is not None, "it is on its line"
         self._sequences.send_abort(sequence)
-        sequence.line.ledger.finish(sequence.entry, 0)
+        sequence.connection.ledger.finish(sequence.entry, 0)
         self._sequences.end(sequence, FinishReason.ERROR, "its engine answered with a token that does not exist")

@@ -1,4 +1,4 @@
-"""The client of a data-parallel group: it also hears the coordinator's state line."""
+"""The client of a data-parallel group: it also hears the coordinator's state channel."""
 
 import logging
 import time
@@ -6,17 +6,25 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from client.arrivals import Death
 from client.async_mp_client import AsyncMPClient
 from client.config import ClientConfig
-from client.engine_line import EngineLine
+from client.engine_connection import EngineConnection
+from client.inbox import Death
 from client.mailbox import Mailbox
 from client.tasks import loop_is_running, whenever_filled
 from engine.wire.codec import state_decoder
 from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import EngineId
-from engine.wire.messages import ClusterSettings, EnginePhase, EngineReport, GroupState, LoadSnapshot, Seat, SeatState
-from engine.wire.seats import seats_by_rank
+from engine.wire.messages import (
+    ClusterSettings,
+    EnginePhase,
+    EngineReport,
+    GroupState,
+    LoadSnapshot,
+    ReplicaInfo,
+    ReplicaState,
+)
+from engine.wire.replicas import replicas_by_rank
 from engine.wire.sockets import AsyncReceiver, Frames
 from lb.group_view import GroupView, view_group
 from lb.totals import RankTotals
@@ -50,7 +58,7 @@ class DPAsyncMPClient(AsyncMPClient):
         self.settings = ClusterSettings()
         self.on_settings: Callable[[ClusterSettings], None] | None = None
         self.eep_scaling_cache: dict[EngineId, Any] = {}
-        self._seats: dict[int, Seat] = {}
+        self._replicas: dict[int, ReplicaInfo] = {}
         self._dismissed: frozenset[EngineId] = frozenset()
         self._suspects: dict[EngineId, str] = {}
         self._reports: dict[EngineId, EngineReport] = {}
@@ -76,7 +84,7 @@ class DPAsyncMPClient(AsyncMPClient):
     def _wake_idle_group(self) -> None:
         """Wish for the next wave behind a request that was sent while all members of a lockstep group were idle.
 
-        The engine that got it says so too, one hop later; so a wish that is lost, or made for nothing, does no harm,
+        The engine that got it says so too, one hop later; so a request that is lost, or made for nothing, does no harm,
         and it is made once for each wave.
         """
         reports = [self._reports.get(member) for member in self.lb_engines]
@@ -97,7 +105,7 @@ class DPAsyncMPClient(AsyncMPClient):
         self._ensure_stats_update_task()
 
     def _ensure_stats_update_task(self) -> None:
-        """Start to follow the state line, once."""
+        """Start to follow the state channel, once."""
         if self._state_receiver is None:
             self._state_receiver = self._resources.receive(self._resources.states, self._states.put)
             follow = whenever_filled(weakref.ref(self), self._states, lambda client: client._on_states())
@@ -111,7 +119,7 @@ class DPAsyncMPClient(AsyncMPClient):
         try:
             state = self._state_decoder.decode_frames(frames[1:])
         except MalformedMessageError as error:
-            self._drops.drop("malformed_states", "the state line", str(error))
+            self._drop_counter.drop("malformed_states", "the state line", str(error))
             return
         order = (state.generation, state.seq)
         if isinstance(state, GroupState):
@@ -131,44 +139,48 @@ class DPAsyncMPClient(AsyncMPClient):
             self.settings = state.settings
             if self.on_settings is not None:
                 self.on_settings(state.settings)
-        self._seats = seats_by_rank(state.seats)
+        self._replicas = replicas_by_rank(state.replicas)
         self._dismissed = frozenset(state.dismissed)
         self._suspects = {suspect.engine_id: suspect.reason for suspect in state.suspects}
         for engine_id, reason in self._deaths():
-            self._arrivals.put(Death(engine_id, reason))
-        for line in self._lines.values():
-            self._note_standing(line)
-        self._answers.engines_changed.set()
+            self._inbox.put(Death(engine_id, reason))
+        for connection in self._connections.values():
+            self._update_status(connection)
+        self._pending.engines_changed.set()
 
     def _deaths(self) -> list[tuple[EngineId, str]]:
         """Return engines that the supervisor's hosts saw end, whether or not they ever shook hands with this client."""
         deaths = [
-            (seat.engine_id, seat.reason or "its process ended")
-            for seat in self._seats.values()
-            if seat.state is SeatState.DEAD
+            (replica.engine_id, replica.reason or "its process ended")
+            for replica in self._replicas.values()
+            if replica.state is ReplicaState.DEAD
         ]
-        for engine_id in self._lines:
-            seat = self._seats.get(engine_id.rank)
-            if seat is not None and seat.engine_id.incarnation > engine_id.incarnation:
-                deaths.append((engine_id, f"{seat.engine_id} took its seat"))
-            elif seat is None and self._seats:  # no seats at all: the supervisor was not heard yet
+        for engine_id in self._connections:
+            replica = self._replicas.get(engine_id.rank)
+            if replica is not None and replica.engine_id.incarnation > engine_id.incarnation:
+                deaths.append((engine_id, f"{replica.engine_id} took its seat"))
+            elif replica is None and self._replicas:  # no replicas at all: the supervisor was not heard yet
                 deaths.append((engine_id, "its seat was removed"))
         return [(engine_id, reason) for engine_id, reason in deaths if engine_id not in self._gone]
 
-    def _on_stranger_died(self, engine_id: EngineId, reason: str) -> None:
+    def _on_unknown_engine_died(self, engine_id: EngineId, reason: str) -> None:
         """Let ``wait_ready`` look again; in a group, the death of an engine never spoken to ends nothing."""
-        self._answers.engines_changed.set()
+        self._pending.engines_changed.set()
 
-    def _note_standing(self, line: EngineLine) -> None:
+    def _update_status(self, connection: EngineConnection) -> None:
         """Write on a line what the newest state says of its engine."""
-        line.leaving = self._is_leaving(line.engine_id)
-        line.dismissed = line.dismissed or line.engine_id in self._dismissed
-        line.cordoned = line.engine_id.rank in self.settings.cordoned
-        line.suspect = line.engine_id in self._suspects
+        connection.leaving = self._is_leaving(connection.engine_id)
+        connection.dismissed = connection.dismissed or connection.engine_id in self._dismissed
+        connection.cordoned = connection.engine_id.rank in self.settings.cordoned
+        connection.suspect = connection.engine_id in self._suspects
 
     def _is_leaving(self, engine_id: EngineId) -> bool:
-        seat = self._seats.get(engine_id.rank)
-        if seat is not None and seat.engine_id == engine_id and (seat.state is SeatState.LEAVING or seat.is_draining):
+        replica = self._replicas.get(engine_id.rank)
+        if (
+            replica is not None
+            and replica.engine_id == engine_id
+            and (replica.state is ReplicaState.LEAVING or replica.is_draining)
+        ):
             return True
         return engine_id in self._dismissed
 
@@ -177,18 +189,18 @@ class DPAsyncMPClient(AsyncMPClient):
         self._snapshot_at = now
         self._reports = {report.engine_id: report for report in snapshot.reports}
         self._totals.on_reports(snapshot.reports)
-        for line in self._lines.values():
-            report = self._reports.get(line.engine_id)
+        for connection in self._connections.values():
+            report = self._reports.get(connection.engine_id)
             if report is not None:
                 applied = report.applied.get(self.client_id, 0)
-                line.on_applied(applied)
-                line.ledger.on_report(report.report_seq, applied, report.load, now)
+                connection.on_applied(applied)
+                connection.ledger.on_report(report.report_seq, applied, report.load, now)
 
     def _on_heartbeat(self, now: float) -> None:
         super()._on_heartbeat(now)
-        for line in self._lines.values():
-            if now - line.ledger.fresh_at > SNAPSHOT_STALE_S:
-                line.ledger.stale = True
+        for connection in self._connections.values():
+            if now - connection.ledger.fresh_at > SNAPSHOT_STALE_S:
+                connection.ledger.stale = True
 
     def _describe_missing(self) -> list[str]:
         if self._group_order == (-1, -1):
@@ -199,8 +211,8 @@ class DPAsyncMPClient(AsyncMPClient):
             if report.phase is EnginePhase.LOADING
         ]
         silent = [
-            f"engine {seat.engine_id}: {seat.state.name.lower()}, has not reported"
-            for seat in self._seats.values()
-            if seat.engine_id not in self._reports and seat.engine_id not in self._gone
+            f"engine {replica.engine_id}: {replica.state.name.lower()}, has not reported"
+            for replica in self._replicas.values()
+            if replica.engine_id not in self._reports and replica.engine_id not in self._gone
         ]
         return [*super()._describe_missing(), *loading, *silent]

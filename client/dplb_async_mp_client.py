@@ -6,8 +6,8 @@ from typing import Any
 from client.config import ClientConfig
 from client.dispatcher import Dispatcher
 from client.dp_async_mp_client import DPAsyncMPClient
-from client.engine_line import EngineLine
-from client.sequences import MoveReason
+from client.engine_connection import EngineConnection
+from client.sequences import MigrationReason
 from client.utility_calls import gather_ranks
 from client.views import make_views
 from engine.wire.errors import EngineDeadError
@@ -30,13 +30,13 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
     def __init__(self, config: ClientConfig, totals: RankTotals | None = None) -> None:
         super().__init__(config, totals)
         picker = RotatingPicker(config.client_id.index)
-        self._dispatcher = Dispatcher(self._lines, picker, self._sender, self._counts, config.moves)
+        self._dispatcher = Dispatcher(self._connections, picker, self._sender, self._counts, config.migrations)
 
     async def add_request_async(self, request: AddRequest, data_parallel_rank: int | None = None) -> EngineId:
         """Pick an engine and send it one sequence; see the base class. Nothing in here waits."""
         self._ensure_open()
         request.client_id = self.client_id
-        engine_id = self._dispatcher.place(request, data_parallel_rank).engine_id
+        engine_id = self._dispatcher.route(request, data_parallel_rank).engine_id
         self._wake_idle_group()
         return engine_id
 
@@ -50,14 +50,14 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
             self._dispatcher.abort(request_id, sample_index)
         self._deliver_ends()
 
-    def move_from(self, engine_id: EngineId, reason: str) -> None:
+    def migrate_from(self, engine_id: EngineId, reason: str) -> None:
         """Move what an engine has to the others, though it lives; for who frees it without waiting for its streams.
 
         An engine that is unknown has nothing. Take it out of the candidates first (cordon it, or let it leave).
         """
-        line = self._lines.get(engine_id)
-        if line is not None:
-            self._dispatcher.move_from(line, reason)
+        connection = self._connections.get(engine_id)
+        if connection is not None:
+            self._dispatcher.migrate_from(connection, reason)
             self._send_on()
 
     async def call_utility_async(self, method: str, *args: Any) -> dict[int, Any]:
@@ -77,10 +77,10 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
     ) -> dict[int, Any]:
         """Call a method of every engine as ``call_utility_async`` does, and wait so long at most for each answer."""
         self._ensure_open()
-        lines = [self._lines[engine_id] for engine_id in sorted(self._lines)]
-        if not lines:
+        connections = [self._connections[engine_id] for engine_id in sorted(self._connections)]
+        if not connections:
             raise EngineDeadError("no engine is there to call")
-        calls = {line.engine_id.rank: self._call_engine(line, method, args) for line in lines}
+        calls = {connection.engine_id.rank: self._call_engine(connection, method, args) for connection in connections}
         return await gather_ranks(method, calls, timeout_s)
 
     async def collective_rpc_async(
@@ -101,9 +101,9 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
     def engine_views(self) -> list[EngineView]:
         """Return what is known of every engine, one per rank, in the order of the ranks."""
         return make_views(
-            self._lines,
+            self._connections,
             self._reports,
-            self._seats,
+            self._replicas,
             self._gone,
             self._refused,
             self._suspects,
@@ -116,43 +116,45 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
         held = {
             "in_flight": len(self._dispatcher.in_flight),
             "waiting_to_move": self._dispatcher.num_waiting,
-            "unmovable": self._dispatcher.num_unmovable,
+            "unmovable": self._dispatcher.num_unmigratable,
             "candidates": self._dispatcher.num_candidates,
         }
         return {**super().statistics(), **held}
 
     def _num_ready(self) -> int:
-        return sum(not line.leaving for line in self._lines.values())
+        return sum(not connection.leaving for connection in self._connections.values())
 
-    def _on_line_opened(self, line: EngineLine) -> None:
-        self._note_standing(line)
+    def _on_connection_opened(self, connection: EngineConnection) -> None:
+        self._update_status(connection)
         self._dispatcher.refresh()
-        super()._on_line_opened(line)
+        super()._on_connection_opened(connection)
 
-    def _on_line_closed(self, line: EngineLine, reason: str, *, restarted: bool) -> None:
+    def _on_connection_closed(self, connection: EngineConnection, reason: str, *, restarted: bool) -> None:
         """Let what the engine had go on elsewhere. One that was to leave and died before it was let go has died."""
-        gone = MoveReason.PLANNED if line.dismissed else MoveReason.DEATH
-        why = MoveReason.RESTART if restarted else gone
-        self._dispatcher.on_line_closed(line, f"engine {line.engine_id}: {reason}", why)
-        self._answers.engines_changed.set()
+        gone = MigrationReason.PLANNED if connection.dismissed else MigrationReason.DEATH
+        why = MigrationReason.RESTART if restarted else gone
+        self._dispatcher.on_connection_closed(connection, f"engine {connection.engine_id}: {reason}", why)
+        self._pending.engines_changed.set()
 
-    def _on_output_gap(self, line: EngineLine, outputs: EngineCoreOutputs) -> None:
+    def _on_output_gap(self, connection: EngineConnection, outputs: EngineCoreOutputs) -> None:
         """Resume what the lost frames may have spoken of: tokens are missing, or an end that will not be said again."""
-        super()._on_output_gap(line, outputs)
-        self._dispatcher.on_outputs_lost(line, outputs, f"outputs of engine {line.engine_id} were lost on their way")
+        super()._on_output_gap(connection, outputs)
+        self._dispatcher.on_outputs_lost(
+            connection, outputs, f"outputs of engine {connection.engine_id} were lost on their way"
+        )
 
-    def _on_arrivals(self) -> None:
-        super()._on_arrivals()
+    def _on_inbox(self) -> None:
+        super()._on_inbox()
         self._send_on()
 
     def _on_group_state(self, state: GroupState) -> None:
         super()._on_group_state(state)
         self._dispatcher.num_clients = self.num_clients
         self._dispatcher.refresh()
-        for seat in state.seats:
-            line = self._lines.get(seat.engine_id)
-            if line is not None and seat.is_vacating:
-                self._dispatcher.move_from(line, f"engine {seat.engine_id} is leaving")
+        for replica in state.replicas:
+            connection = self._connections.get(replica.engine_id)
+            if connection is not None and replica.is_migrating:
+                self._dispatcher.migrate_from(connection, f"engine {replica.engine_id} is leaving")
         self._send_on()
 
     def _on_heartbeat(self, now: float) -> None:
@@ -170,4 +172,4 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
         ends = self._dispatcher.take_ends()
         if ends:
             # No engine says this; the name in front of a batch matters for the tokens in it, and there are none.
-            self._answers.outputs.put(EngineCoreOutputs(_NO_ENGINE, self.client_id, 0, 0, 0, ends))
+            self._pending.outputs.put(EngineCoreOutputs(_NO_ENGINE, self.client_id, 0, 0, 0, ends))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from client.engine_line import EngineLine
+from client.engine_connection import EngineConnection
 from engine.wire.messages import AddRequest
 from lb.ledger import LedgerEntry
 
@@ -53,12 +53,12 @@ class InFlight:
 
     request: AddRequest
     pinned: bool
-    line: EngineLine | None = None
+    connection: EngineConnection | None = None
     entry: LedgerEntry | None = None
     output_ids: "array[int] | TokenCount" = field(default_factory=_no_tokens)
     num_before: int = 0
     num_crashes: int = 0
-    num_moved_tokens: int = 0
+    num_migrated_tokens: int = 0
     waiting_since: float | None = None
     lost_by: str = ""
     aborting: bool = False
@@ -74,7 +74,7 @@ class InFlight:
         return self.num_crashes > 0
 
     @property
-    def is_movable(self) -> bool:
+    def can_migrate(self) -> bool:
         """Tell whether what it takes to resume it is kept."""
         return not isinstance(self.output_ids, TokenCount)
 
@@ -135,6 +135,6 @@ class InFlightTable:
         """Return the unfinished sequences of one request."""
         return list(self._samples.get(request_id, ()))
 
-    def on_line(self, line: EngineLine) -> list[InFlight]:
+    def on_connection(self, connection: EngineConnection) -> list[InFlight]:
         """Return the unfinished sequences one engine has."""
-        return [seq for seq in self.by_name.values() if seq.line is line and seq.entry is not None]
+        return [seq for seq in self.by_name.values() if seq.connection is connection and seq.entry is not None]

@@ -8,12 +8,12 @@ from collections import Counter
 
 from client.config import ClientConfig
 from client.core_client import EngineCoreClient
-from client.engine_line import EngineLine
+from client.engine_connection import EngineConnection
 from client.resources import ClientResources
 from client.sender import RouterSender
 from client.utility_calls import UtilityCalls
 from engine.wire.codec import encode, output_decoder, ready_decoder
-from engine.wire.drops import Drops
+from engine.wire.drop_counter import DropCounter
 from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import EngineId, RequestIds
 from engine.wire.messages import ClientInfo, ClientReport, EngineCoreOutputs, EngineReady
@@ -46,12 +46,12 @@ class MPClient(EngineCoreClient):
         except BaseException:
             self._finalizer()
             raise
-        self._lines: dict[EngineId, EngineLine] = {}
+        self._connections: dict[EngineId, EngineConnection] = {}
         self._gone: dict[EngineId, str] = {}
         self._early_outputs: dict[EngineId, list[Frames]] = {}
         self._refused: dict[EngineId, str] = {}
         self._utility_calls = UtilityCalls()
-        self._drops = Drops()
+        self._drop_counter = DropCounter()
         self._counts: Counter[str] = Counter()
         self._sender = RouterSender(self._resources, self._counts)
         self._output_decoder = output_decoder()
@@ -60,18 +60,18 @@ class MPClient(EngineCoreClient):
         self._announce()
 
     @abstractmethod
-    def _on_line_opened(self, line: EngineLine) -> None:
+    def _on_connection_opened(self, connection: EngineConnection) -> None:
         """React to a new engine."""
 
     @abstractmethod
-    def _on_line_closed(self, line: EngineLine, reason: str, *, restarted: bool) -> None:
+    def _on_connection_closed(self, connection: EngineConnection, reason: str, *, restarted: bool) -> None:
         """React to the end of a line: what was in flight on it gets no answer there.
 
         restarted: the engine lives and is about to open a new line; otherwise it is gone.
         """
 
     @abstractmethod
-    def _on_stranger_died(self, engine_id: EngineId, reason: str) -> None:
+    def _on_unknown_engine_died(self, engine_id: EngineId, reason: str) -> None:
         """React to the death of an engine that never shook hands."""
 
     @abstractmethod
@@ -85,25 +85,25 @@ class MPClient(EngineCoreClient):
     def statistics(self) -> dict[str, int]:
         """Return counters since the start and sizes of what is held now."""
         held = {
-            "engines": len(self._lines),
-            "unapplied_messages": sum(line.num_unapplied for line in self._lines.values()),
+            "engines": len(self._connections),
+            "unapplied_messages": sum(connection.num_unapplied for connection in self._connections.values()),
             "utility_calls": len(self._utility_calls),
             "early_outputs": sum(map(len, self._early_outputs.values())),
             "refused_peers": self._resources.num_refused_peers,
             **self._sender.tracked.statistics(),
         }
-        return {**self._drops.counts, **self._counts, **held}
+        return {**self._drop_counter.counts, **self._counts, **held}
 
     def _announce(self, *, leaving: bool = False, wave_wanted: int = 0) -> None:
-        """Tell the coordinator that this client lives and where engines reach it, and which wave it wishes for."""
+        """Tell the coordinator that this client lives and where engines reach it, and which wave it requests for."""
         self._report_seq += 1
         info = ClientInfo(self.client_id, self._resources.request_endpoint, self._resources.output_endpoint)
         send_nowait(self._resources.reports, [encode(ClientReport(self._report_seq, info, leaving, wave_wanted))])
 
-    # --- what arrives on the request line ---
+    # --- what arrives on the request channel ---
 
     def _on_request_frames(self, frames: Frames) -> list[Frames]:
-        """Take what an engine said on the request line: its handshake, or nothing of ours.
+        """Take what an engine said on the request channel: its handshake, or nothing of ours.
 
         Returns its outputs that had overtaken the handshake.
         """
@@ -112,10 +112,10 @@ class MPClient(EngineCoreClient):
         try:
             ready = self._ready_decoder.decode_frames(frames[1:])
         except MalformedMessageError as error:
-            self._drops.drop("malformed_handshakes", peer, str(error))
+            self._drop_counter.drop("malformed_handshakes", peer, str(error))
             return []
         if sender is None or ready.engine_id != sender:
-            self._drops.drop("malformed_handshakes", peer, "the routing id is not the engine's")
+            self._drop_counter.drop("malformed_handshakes", peer, "the routing id is not the engine's")
             return []
         self._on_ready(ready)
         return self._early_outputs.pop(sender, [])
@@ -123,29 +123,31 @@ class MPClient(EngineCoreClient):
     def _on_ready(self, ready: EngineReady) -> None:
         engine_id = ready.engine_id
         if engine_id in self._gone or self._has_newer(engine_id):
-            self._drops.drop("stale_handshakes", str(engine_id))
+            self._drop_counter.drop("stale_handshakes", str(engine_id))
             return
-        known = self._lines.get(engine_id)
-        if known is not None and 0 < ready.line_number <= known.ready.line_number:
+        known = self._connections.get(engine_id)
+        if known is not None and 0 < ready.channel_number <= known.ready.channel_number:
             self._counts["repeated_handshakes"] += 1
             return
         difference = self._difference(ready)
         if difference:
             self._refuse(engine_id, difference)
             return
-        for old in [line for line in self._lines.values() if line.engine_id.rank == engine_id.rank]:
+        for old in [
+            connection for connection in self._connections.values() if connection.engine_id.rank == engine_id.rank
+        ]:
             again = old.engine_id == engine_id
-            self._close_line(old, "it began anew" if again else f"{engine_id} took its seat", forget=again)
-        line = EngineLine(ready, time.monotonic())
-        self._lines[engine_id] = line
+            self._close_connection(old, "it began anew" if again else f"{engine_id} took its seat", forget=again)
+        connection = EngineConnection(ready, time.monotonic())
+        self._connections[engine_id] = connection
         for refused in [other for other in self._refused if other.rank == engine_id.rank]:
             del self._refused[refused]
-        self._on_line_opened(line)
+        self._on_connection_opened(connection)
 
     def _has_newer(self, engine_id: EngineId) -> bool:
         return any(
             known.rank == engine_id.rank and known.incarnation > engine_id.incarnation
-            for known in (*self._lines, *self._gone)
+            for known in (*self._connections, *self._gone)
         )
 
     def _difference(self, ready: EngineReady) -> str:
@@ -164,31 +166,31 @@ class MPClient(EngineCoreClient):
 
     # --- the end of an engine ---
 
-    def _close_line(self, line: EngineLine, reason: str, *, forget: bool = False) -> None:
+    def _close_connection(self, connection: EngineConnection, reason: str, *, forget: bool = False) -> None:
         """End a line; ``forget`` when the same engine is about to open a new one, so that it is not gone."""
-        del self._lines[line.engine_id]
+        del self._connections[connection.engine_id]
         if not forget:
-            self._remember_gone(line.engine_id, reason)
-        self._utility_calls.fail_engine(line.engine_id, reason)
-        self._on_line_closed(line, reason, restarted=forget)
+            self._remember_gone(connection.engine_id, reason)
+        self._utility_calls.fail_engine(connection.engine_id, reason)
+        self._on_connection_closed(connection, reason, restarted=forget)
 
     def _on_gone(self, engine_id: EngineId, reason: str) -> None:
         """Take the news that an engine is gone, from whomever and however often."""
         if engine_id in self._gone:
             return
-        line = self._lines.get(engine_id)
-        if line is None:
+        connection = self._connections.get(engine_id)
+        if connection is None:
             self._remember_gone(engine_id, reason)
-            self._on_stranger_died(engine_id, reason)
+            self._on_unknown_engine_died(engine_id, reason)
         else:
-            self._close_line(line, reason)
+            self._close_connection(connection, reason)
 
     def _remember_gone(self, engine_id: EngineId, reason: str) -> None:
         self._early_outputs.pop(engine_id, None)
         self._refused.pop(engine_id, None)
         _remember(self._gone, engine_id, reason)
 
-    # --- what arrives on the output line ---
+    # --- what arrives on the output channel ---
 
     def _decode_outputs(self, frames: Frames) -> EngineCoreOutputs | None:
         """Decode one output message and move its line forward; None when it is not from an engine we speak to."""
@@ -196,36 +198,38 @@ class MPClient(EngineCoreClient):
             outputs = self._output_decoder.decode_frames(frames)
         except MalformedMessageError as error:
             # A PULL does not say who sent it: all strangers are one peer.
-            self._drops.drop("malformed_outputs", "the output line", str(error))
+            self._drop_counter.drop("malformed_outputs", "the output line", str(error))
             return None
-        line = self._lines.get(outputs.engine_id)
+        connection = self._connections.get(outputs.engine_id)
         if outputs.client_id != self.client_id:
-            self._drops.drop("misdirected_outputs", str(outputs.engine_id))
+            self._drop_counter.drop("misdirected_outputs", str(outputs.engine_id))
             return None
-        if line is None:
-            self._on_outputs_of_a_stranger(outputs, frames)
+        if connection is None:
+            self._on_outputs_of_unknown_engine(outputs, frames)
             return None
-        missing = line.on_out_seq(outputs.out_seq)
+        missing = connection.on_out_seq(outputs.out_seq)
         if missing:
             self._counts["output_gaps"] += missing
-            self._on_output_gap(line, outputs)
-        line.on_applied(outputs.applied)
+            self._on_output_gap(connection, outputs)
+        connection.on_applied(outputs.applied)
         return outputs
 
-    def _on_output_gap(self, line: EngineLine, outputs: EngineCoreOutputs) -> None:
+    def _on_output_gap(self, connection: EngineConnection, outputs: EngineCoreOutputs) -> None:
         """Take the news that frames before this one are lost; subclasses know what is in flight, and answer for it.
 
         The answers of utility calls may have been in them.
         """
-        self._utility_calls.fail_engine(line.engine_id, "outputs were lost on their way, the answer perhaps with them")
+        self._utility_calls.fail_engine(
+            connection.engine_id, "outputs were lost on their way, the answer perhaps with them"
+        )
 
-    def _on_outputs_of_a_stranger(self, outputs: EngineCoreOutputs, frames: Frames) -> None:
+    def _on_outputs_of_unknown_engine(self, outputs: EngineCoreOutputs, frames: Frames) -> None:
         """Keep what overtook the handshake, which travels on another socket; last words count at once."""
         engine_id = outputs.engine_id
         if outputs.dead is not None:
             self._on_gone(engine_id, outputs.dead)
         elif engine_id in self._gone or self._has_newer(engine_id) or not self._keep_early(engine_id, frames):
-            self._drops.drop("stale_outputs", str(engine_id))
+            self._drop_counter.drop("stale_outputs", str(engine_id))
 
     def _keep_early(self, engine_id: EngineId, frames: Frames) -> bool:
         early = self._early_outputs

@@ -9,7 +9,7 @@ from functools import partial
 import zmq
 
 from client.config import ClientConfig
-from engine.wire.curve import Doorkeeper
+from engine.wire.curve import ZapAuthenticator
 from engine.wire.messages import GROUP_TOPIC, LOAD_TOPIC
 from engine.wire.sockets import AsyncReceiver, Frames, advertised, bind, connect, make_socket
 
@@ -32,7 +32,7 @@ class ClientResources:
 
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._door: Doorkeeper | None = None
+        self._authenticator: ZapAuthenticator | None = None
         self._receivers: list[AsyncReceiver] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread_id = 0
@@ -50,7 +50,9 @@ class ClientResources:
         make = partial(make_socket, self._context, security=config.security)
         self.router, self.outputs = make(zmq.ROUTER), make(zmq.PULL)
         if config.security is not None:
-            self._door = Doorkeeper(self._context, config.security, {"requests": self.router, "outputs": self.outputs})
+            self._authenticator = ZapAuthenticator(
+                self._context, config.security, {"requests": self.router, "outputs": self.outputs}
+            )
         self.request_endpoint = advertised(bind(self.router, config.request_bind), config.advertise_host)
         self.output_endpoint = advertised(bind(self.outputs, config.output_bind), config.advertise_host)
         self.reports = make(zmq.PUSH, high_water_mark=_REPORT_HIGH_WATER_MARK)
@@ -61,7 +63,7 @@ class ClientResources:
     @property
     def num_refused_peers(self) -> int:
         """Return how many handshakes failed for want of the deployment's key."""
-        return self._door.refused.total() if self._door is not None else 0
+        return self._authenticator.refused.total() if self._authenticator is not None else 0
 
     def receive(self, socket: "zmq.Socket[bytes]", on_message: Callable[[Frames], None]) -> AsyncReceiver:
         """Start to watch a socket on the running loop; ``on_message`` must not hold the client."""

@@ -46,7 +46,7 @@ def _by_prompt(sequences: Iterable[InFlight]) -> list[list[InFlight]]:
     """Return those that can be moved, samples of one prompt together."""
     groups: dict[int, list[InFlight]] = {}
     for sequence in sequences:
-        if sequence.is_movable:
+        if sequence.can_migrate:
             groups.setdefault(id(sequence.request.prompt_token_ids), []).append(sequence)
     return list(groups.values())
 

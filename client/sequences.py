@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from client.engine_line import EngineLine
+from client.engine_connection import EngineConnection
 from client.in_flight import InFlight, InFlightTable
-from client.moves import MoveQueue
+from client.migrations import MigrationQueue
 from client.sender import Sender
 from engine.wire.ids import EngineId
 from engine.wire.messages import AbortRequest, AddRequest, EngineCoreOutput, ErrorKind, FinishReason
@@ -19,7 +19,7 @@ MAX_CRASHES = 2
 """So many engines in a row that died before a sequence had a token of them, and it is taken for the reason."""
 
 
-class MoveReason(StrEnum):
+class MigrationReason(StrEnum):
     """Why a sequence goes to another engine; ``moves_<reason>`` counts them. Only a death can be its own doing."""
 
     DEATH = "death"
@@ -37,82 +37,91 @@ class Sequences:
     """
 
     def __init__(
-        self, lines: Mapping[EngineId, EngineLine], moves: MoveQueue, sender: Sender, counts: Counter[str]
+        self,
+        connections: Mapping[EngineId, EngineConnection],
+        migrations: MigrationQueue,
+        sender: Sender,
+        counts: Counter[str],
     ) -> None:
         self.table = InFlightTable()
-        self.moves = moves
+        self.migrations = migrations
         self.candidates: list[EngineLedger] = []
         self.ends: list[EngineCoreOutput] = []
-        self._lines = lines
+        self._connections = connections
         self._sender = sender
         self._counts = counts
 
     def refresh(self) -> None:
         """Work out anew which engines take requests."""
-        self.candidates = [line.ledger for line in self.by_rank() if line.takes_requests]
+        self.candidates = [connection.ledger for connection in self.by_rank() if connection.takes_requests]
 
-    def by_rank(self) -> list[EngineLine]:
+    def by_rank(self) -> list[EngineConnection]:
         """Return the lines in the order of their ranks."""
-        return [self._lines[engine_id] for engine_id in sorted(self._lines)]
+        return [self._connections[engine_id] for engine_id in sorted(self._connections)]
 
-    def hand_over(self, sequence: InFlight, line: EngineLine, message: AddRequest) -> bool:
+    def dispatch(self, sequence: InFlight, connection: EngineConnection, message: AddRequest) -> bool:
         """Record a sequence on a line and send it; False when the line does not take it, and nothing is recorded."""
-        sequence.line = line
-        sequence.entry = line.ledger.add(line.next_seq, message.cost)
+        sequence.connection = connection
+        sequence.entry = connection.ledger.add(connection.next_seq, message.cost)
         sequence.num_before = len(sequence.output_ids)
         accepted = False
         try:
-            accepted = self._sender.send_add(line, message)
+            accepted = self._sender.send_add(connection, message)
         finally:  # also when it cannot be encoded
             if not accepted:
-                line.ledger.withdraw(sequence.entry)
+                connection.ledger.withdraw(sequence.entry)
                 sequence.entry = None
                 self.refresh()
         return accepted
 
     def send_abort(self, sequence: InFlight) -> None:
         """Ask the engine that has a sequence to free it."""
-        assert sequence.line is not None, "it was sent"
+        assert sequence.connection is not None, "it was sent"
         request = sequence.request
         message = AbortRequest(request.client_id, 0, request.request_id, request.sample_index, request.attempt)
-        self._sender.send(sequence.line, message)
+        self._sender.send(sequence.connection, message)
 
     def take_away(
-        self, line: EngineLine, sequences: Iterable[InFlight], why: MoveReason, report_seq: int, reason: str
+        self,
+        connection: EngineConnection,
+        sequences: Iterable[InFlight],
+        why: MigrationReason,
+        report_seq: int,
+        reason: str,
     ) -> None:
         """Free sequences on an engine that lives, and let them go on elsewhere. report_seq: see ``finish``."""
         for sequence in sequences:
             assert sequence.entry is not None, "it is on the line"
             if not sequence.aborting:
                 self.send_abort(sequence)
-            line.ledger.finish(sequence.entry, report_seq)
-            self.strand(sequence, why, reason)
+            connection.ledger.finish(sequence.entry, report_seq)
+            self.requeue(sequence, why, reason)
 
-    def strand(self, sequence: InFlight, why: MoveReason, reason: str) -> None:
+    def requeue(self, sequence: InFlight, why: MigrationReason, reason: str) -> None:
         """Let a sequence whose line is done with it wait for another engine, unless this is its end."""
         self.catch_up(sequence)
         sequence.entry = None
-        if why is MoveReason.DEATH:
+        if why is MigrationReason.DEATH:
             has_new_tokens = len(sequence.output_ids) > sequence.num_before
             sequence.num_crashes = 0 if has_new_tokens else sequence.num_crashes + 1
         if sequence.aborting:
             self.end(sequence, FinishReason.ABORT)
         elif sequence.num_crashes >= MAX_CRASHES:
             self._counts["poison_ends"] += 1
-            self.moves.acquit()
+            self.migrations.acquit()
             self.end(sequence, FinishReason.ERROR, _POISON.format(reason))
-        elif not sequence.is_movable:
+        elif not sequence.can_migrate:
             self.end_forgotten(sequence, reason)
         else:
             self._counts[f"moves_{why}"] += 1
             sequence.request.attempt += 1
             sequence.lost_by = reason
-            self.moves.push(sequence)
+            self.migrations.push(sequence)
 
     def catch_up(self, sequence: InFlight) -> None:
         """Note that a moved sequence costs its engine no recomputation any more."""
-        if sequence.num_moved_tokens and sequence.line is not None:
-            self.moves.on_caught_up(sequence, sequence.line.engine_id)
+        if sequence.num_migrated_tokens and sequence.connection is not None:
+            self.migrations.on_caught_up(sequence, sequence.connection.engine_id)
 
     def end_forgotten(self, sequence: InFlight, reason: str) -> None:
         """End one that would have to be moved and cannot be."""
@@ -129,7 +138,7 @@ class Sequences:
     ) -> None:
         """Give a sequence that no line has an end made here."""
         self.catch_up(sequence)
-        self.moves.discard(sequence)
+        self.migrations.discard(sequence)
         self.table.remove(sequence)
         request = sequence.request
         self.ends.append(

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterable, Mapping
 
-from client.engine_line import EngineLine
+from client.engine_connection import EngineConnection
 from engine.wire.ids import EngineId
-from engine.wire.messages import EngineReport, Seat
+from engine.wire.messages import EngineReport, ReplicaInfo
 from lb.totals import RankTotals
 from lb.views import EngineState, EngineView
 
 
 def make_views(
-    lines: Mapping[EngineId, EngineLine],
+    connections: Mapping[EngineId, EngineConnection],
     reports: Mapping[EngineId, EngineReport],
-    seats: Mapping[int, Seat],
+    replicas: Mapping[int, ReplicaInfo],
     gone: Mapping[EngineId, str],
     refused: Mapping[EngineId, str],
     suspects: Mapping[EngineId, str],
@@ -22,27 +22,27 @@ def make_views(
     """Return one view per rank, of its newest incarnation, in the order of the ranks.
 
     gone, refused, suspects: why each engine is that.
-    Once the seats are known, a rank without a seat and without a line was removed and is not shown.
+    Once the replicas are known, a rank without a replica and without a line was removed and is not shown.
     """
-    shown = [*lines, *(seat.engine_id for seat in seats.values())]
-    if not seats:
+    shown = [*connections, *(replica.engine_id for replica in replicas.values())]
+    if not replicas:
         shown += [*reports, *gone, *refused]
     newest = _newest_per_rank(shown)
     views = []
     for engine_id in newest:
-        line = lines.get(engine_id)
-        seat = seats.get(engine_id.rank)
+        connection = connections.get(engine_id)
+        replica = replicas.get(engine_id.rank)
         views.append(
             EngineView(
                 engine_id=engine_id,
-                state=_state(line, is_gone=engine_id in gone),
+                state=_state(connection, is_gone=engine_id in gone),
                 reason=gone.get(engine_id) or suspects.get(engine_id) or refused.get(engine_id, ""),
                 report=reports.get(engine_id),
-                ready=line.ready if line else None,
-                seat=seat if seat is not None and seat.engine_id == engine_id else None,
-                num_in_flight=line.ledger.num_unfinished if line else 0,
-                load_score=line.ledger.load(num_clients) if line else 0,
-                num_picks=line.ledger.num_picks if line else 0,
+                ready=connection.ready if connection else None,
+                replica=replica if replica is not None and replica.engine_id == engine_id else None,
+                num_in_flight=connection.ledger.num_unfinished if connection else 0,
+                load_score=connection.ledger.load(num_clients) if connection else 0,
+                num_picks=connection.ledger.num_picks if connection else 0,
                 totals=totals.of_rank(engine_id.rank),
             )
         )
@@ -56,11 +56,11 @@ def _newest_per_rank(engine_ids: Iterable[EngineId]) -> list[EngineId]:
     return [newest[rank] for rank in sorted(newest)]
 
 
-def _state(line: EngineLine | None, *, is_gone: bool) -> EngineState:
+def _state(connection: EngineConnection | None, *, is_gone: bool) -> EngineState:
     if is_gone:
         return EngineState.DEAD
-    if line is None:
+    if connection is None:
         return EngineState.LOADING
-    if line.leaving:
+    if connection.leaving:
         return EngineState.LEAVING
-    return EngineState.SUSPECT if line.suspect else EngineState.READY
+    return EngineState.SUSPECT if connection.suspect else EngineState.READY

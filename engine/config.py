@@ -57,7 +57,7 @@ class SimConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sim engine: a timing model instead of a model.
 
     A step takes ``step_s + prefill_s_per_token * prefill tokens + decode_s_per_seq * decoding sequences`` seconds.
-    Knobs for tests follow; their defaults are off.
+    Options for tests follow; their defaults are off.
 
     num_experts: experts it pretends to have when ranks step together. load_s_per_expert: seconds to load one.
     fail_on_token: a prompt that holds this token id makes its own request fail.

@@ -19,7 +19,7 @@ def load_core(config: EngineConfig, on_progress: OnProgress) -> EngineCore:
     """Load what the configuration asks for; torch is imported only for the engine that needs it.
 
     Raises:
-        StartupError: model, device and memory do not fit together; names the knob.
+        StartupError: model, device and memory do not fit together; names the option.
     """
     if config.parallel.enable_expert_parallel:
         return LockstepCore(config.scheduler, _load_lockstep_runner(config, on_progress))

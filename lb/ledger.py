@@ -12,13 +12,13 @@ MAX_UNCOVERED_FINISHES = 10_000
 class LedgerEntry:
     """One sequence of this client on this engine.
 
-    line_seq: number of its ADD on the line. finished_seq: first report that reflects its end; None while unfinished.
+    channel_seq: number of its ADD on the line. finished_seq: first report that reflects its end; None while unfinished.
     """
 
-    __slots__ = ("cost", "finished_seq", "line_seq")
+    __slots__ = ("channel_seq", "cost", "finished_seq")
 
-    def __init__(self, line_seq: int, cost: int) -> None:
-        self.line_seq = line_seq
+    def __init__(self, channel_seq: int, cost: int) -> None:
+        self.channel_seq = channel_seq
         self.cost = cost
         self.finished_seq: int | None = None
 
@@ -29,8 +29,8 @@ class EngineLedger:
     The report says what the engine had at ``report_seq``, after it applied this client's messages up to ``applied``.
     Own sequences behind ``applied`` are not in it yet; own sequences that ended later are still in it:
 
-        load = reported + clients * weight * cost(own unfinished, line_seq > applied)
-                        - relief(own, line_seq <= applied, finished after report_seq)
+        load = reported + clients * weight * cost(own unfinished, channel_seq > applied)
+                        - relief(own, channel_seq <= applied, finished after report_seq)
 
     The factor ``clients`` assumes that the other clients, which see the same report, send as much as this one.
     Without a report, or when reports of this engine stopped, own unfinished sequences (times clients, so that the
@@ -75,7 +75,7 @@ class EngineLedger:
         self._weight = 1
         self._is_full = False
         self._has_room = False
-        # Unfinished entries with line_seq > applied, in the order of their line_seq.
+        # Unfinished entries with channel_seq > applied, in the order of their channel_seq.
         self._unapplied: dict[int, LedgerEntry] = {}
         # Finished entries that a report may still count. Bounded, because while the coordinator is away no report
         # comes to clear it; what falls out is at worst counted once more in the first report after its return.
@@ -96,10 +96,10 @@ class EngineLedger:
         """Return whether its KV cache has room and nobody waits; False when nothing is known of it."""
         return self._has_room and not self.stale
 
-    def add(self, line_seq: int, cost: int) -> LedgerEntry:
-        """Record a sequence whose ADD is about to be sent as ``line_seq``."""
-        entry = LedgerEntry(line_seq, cost)
-        self._unapplied[line_seq] = entry
+    def add(self, channel_seq: int, cost: int) -> LedgerEntry:
+        """Record a sequence whose ADD is about to be sent as ``channel_seq``."""
+        entry = LedgerEntry(channel_seq, cost)
+        self._unapplied[channel_seq] = entry
         self.num_unfinished += 1
         self.unfinished_cost += cost
         self.unapplied_cost += cost
@@ -117,7 +117,7 @@ class EngineLedger:
         entry.finished_seq = report_seq
         if report_seq > self._report_seq:
             self._finished.append(entry)
-            if entry.line_seq <= self._applied:
+            if entry.channel_seq <= self._applied:
                 self._set_finished_cost(self.finished_cost + entry.cost)
 
     def on_report(self, report_seq: int, applied: int, load: Load, now: float) -> None:
@@ -146,20 +146,20 @@ class EngineLedger:
         entry.finished_seq = -1
         self.num_unfinished -= 1
         self.unfinished_cost -= entry.cost
-        if self._unapplied.pop(entry.line_seq, None) is not None:
+        if self._unapplied.pop(entry.channel_seq, None) is not None:
             self.unapplied_cost -= entry.cost
 
     def _settle(self) -> None:
         covered = []
-        for line_seq in self._unapplied:
-            if line_seq > self._applied:
+        for channel_seq in self._unapplied:
+            if channel_seq > self._applied:
                 break
-            covered.append(line_seq)
-        for line_seq in covered:
-            self.unapplied_cost -= self._unapplied.pop(line_seq).cost
+            covered.append(channel_seq)
+        for channel_seq in covered:
+            self.unapplied_cost -= self._unapplied.pop(channel_seq).cost
         while self._finished and (self._finished[0].finished_seq or 0) <= self._report_seq:
             self._finished.popleft()
-        self._set_finished_cost(sum(entry.cost for entry in self._finished if entry.line_seq <= self._applied))
+        self._set_finished_cost(sum(entry.cost for entry in self._finished if entry.channel_seq <= self._applied))
 
     def _set_finished_cost(self, cost: int) -> None:
         self.finished_cost = cost

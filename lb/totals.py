@@ -47,7 +47,7 @@ Record: TypeAlias = "list[float] | memoryview[float]"
 _INCARNATION, _TOTALS = 0, 1
 
 
-def num_cells(num_counters: int) -> int:
+def num_values(num_counters: int) -> int:
     """Return the cells of a record of so many counters."""
     return 1 + 2 * num_counters
 
@@ -60,16 +60,16 @@ def totals_in(record: Record) -> list[float]:
 class RankTotals:
     """Adds up the counters of a rank's incarnations as their reports come.
 
-    A refilled seat's engine begins at 0 again; what its predecessors last reported is kept below it, so that a rank's
-    counters go on where they stopped. What an engine did after its last report is lost with it: 0.2 s at most. One
-    record stays for every rank ever heard of, because a rank that comes back must not begin again.
+    A replaced replica's engine begins at 0 again; what its predecessors last reported is kept below it, so that a
+    rank's counters go on where they stopped. What an engine did after its last report is lost with it: 0.2 s at most.
+    One record stays for every rank ever heard of, because a rank that comes back must not begin again.
 
     A record is numbers alone, zeros at first, so that it may lie in memory that outlives this process and that others
     read meanwhile. Its totals only grow, one by one; a process that dies in between leaves a record from which its
     successor counts right.
     """
 
-    def __init__(self, make_record: Callable[[str, int], Record] = lambda _, num_cells: [0.0] * num_cells) -> None:
+    def __init__(self, make_record: Callable[[str, int], Record] = lambda _, num_values: [0.0] * num_values) -> None:
         """Begin. make_record: name, number of cells -> a record, which may hold numbers; asked for once per name."""
         self._make_record = make_record
         self._records: dict[str, Record] = {}
@@ -89,7 +89,7 @@ class RankTotals:
     def _count(self, kind: str, report: EngineReport, counted: Sequence[float]) -> None:
         name = f"{kind}{report.engine_id.rank}"
         if name not in self._records:
-            self._records[name] = self._make_record(name, num_cells(len(counted)))
+            self._records[name] = self._make_record(name, num_values(len(counted)))
         _advance(self._records[name], report.engine_id.incarnation, counted)
 
 
@@ -98,12 +98,12 @@ def _advance(record: Record, incarnation: int, counted: Sequence[float]) -> None
         return
     bases = _TOTALS + _num_counters(record)
     if incarnation > record[_INCARNATION]:
-        for place in range(_TOTALS, bases):
-            record[place + bases - _TOTALS] = record[place]
+        for index in range(_TOTALS, bases):
+            record[index + bases - _TOTALS] = record[index]
         record[_INCARNATION] = incarnation  # last: until it is written, all this may be done once more
-    for place, count in enumerate(counted[: bases - _TOTALS]):
+    for index, count in enumerate(counted[: bases - _TOTALS]):
         # The larger of both: a restarted coordinator may pass on a report that is older than the last one seen.
-        record[_TOTALS + place] = max(record[_TOTALS + place], record[bases + place] + count)
+        record[_TOTALS + index] = max(record[_TOTALS + index], record[bases + index] + count)
 
 
 def _num_counters(record: Record) -> int:

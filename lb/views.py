@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import EngineReady, EngineReport, Seat
+from engine.wire.messages import EngineReady, EngineReport, ReplicaInfo
 from lb.totals import NOTHING_COUNTED, Totals
 
 
@@ -27,7 +27,8 @@ class EngineView:
     """One engine as one client sees it at one moment.
 
     reason: why it is dead, suspect or refused, else empty.
-    report: its last report in the snapshot. ready: its handshake. seat: what the supervisor says. None: not heard yet.
+    report: its last report in the snapshot. ready: its handshake. replica: what the supervisor says. None: not heard
+    yet.
     num_in_flight: this client's unfinished sequences on it. load_score: what picks compare. num_picks: since it came.
     totals: what the rank's engines have counted, over all its incarnations.
     """
@@ -37,7 +38,7 @@ class EngineView:
     reason: str = ""
     report: EngineReport | None = None
     ready: EngineReady | None = None
-    seat: Seat | None = None
+    replica: ReplicaInfo | None = None
     num_in_flight: int = 0
     load_score: float = 0.0
     num_picks: int = 0

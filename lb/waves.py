@@ -30,10 +30,10 @@ class Waves:
             self.started += 1
 
     def on_first_request(self, wave: int, members: Iterable[EngineReport]) -> bool:
-        """Start the wave a client wishes for, if it is the next one and all members are idle in the newest; else not.
+        """Start the wave a client requests for, if it is the next one and all members are idle in the newest; else not.
 
-        An optimisation: the member that got the request says the same a little later. A wish that comes late, twice or
-        out of the blue names a wave that was started already, or not the next one.
+        An optimisation: the member that got the request says the same a little later. A request that comes late, twice
+        or out of the blue names a wave that was started already, or not the next one.
         """
         idle = all(report.phase is EnginePhase.IDLE and report.wave == self.started for report in members)
         if not idle or wave != self.started + 1:

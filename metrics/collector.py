@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from engine.wire.build import build_id
 from engine.wire.messages import EnginePhase, Load
-from engine.wire.seats import EndKind
+from engine.wire.replicas import EndKind
 from lb.group_view import GroupView, experts_of
 from lb.totals import Totals
 from lb.views import EngineState, EngineView
@@ -149,7 +149,7 @@ _API_SERVER_GAUGES: tuple[tuple[str, str, Callable[[ApiServerView], float]], ...
     (
         "shoal_sequences_waiting_to_move",
         "Sequences of the API process that lost their rank and wait for another",
-        lambda server: server.num_waiting_to_move,
+        lambda server: server.num_waiting_to_migrate,
     ),
     ("shoal_open_connections", "Connections of the API process", lambda server: server.num_connections),
 )
@@ -212,7 +212,7 @@ def _restarts(alive: dict[int, EngineView]) -> Metric:
     )
     for rank, view in alive.items():
         for kind in EndKind:
-            counter.add_metric([str(rank), kind], view.seat.restarts.get(kind, 0) if view.seat is not None else 0)
+            counter.add_metric([str(rank), kind], view.replica.restarts.get(kind, 0) if view.replica is not None else 0)
     return counter
 
 
@@ -251,10 +251,13 @@ def _whole_totals(stats: ServingStats) -> Iterator[Metric]:
     yield _by_label("shoal_requests", "Ended sequences, by reason", "reason", stats.finished)
     yield _by_label("shoal_requests_rejected", "Requests refused at the door, by HTTP status", "status", stats.rejected)
     yield _by_label(
-        "shoal_moves", "Sequences that lost their rank and went to another, by reason", "reason", stats.moves
+        "shoal_moves", "Sequences that lost their rank and went to another, by reason", "reason", stats.migrations
     )
     yield _by_label(
-        "shoal_move_failures", "Sequences that ended because they could not be moved", "reason", stats.move_failures
+        "shoal_move_failures",
+        "Sequences that ended because they could not be moved",
+        "reason",
+        stats.migration_failures,
     )
     prompts = HistogramMetricFamily("shoal_request_prompt_tokens", "Tokens of accepted prompts", labels=[])
     _add_histogram(prompts, [], stats.prompt_lengths)
@@ -262,7 +265,7 @@ def _whole_totals(stats: ServingStats) -> Iterator[Metric]:
 
 
 def _api_servers(servers: Sequence[ApiServerView]) -> Iterator[Metric]:
-    """Yield the families by API process; a seat without a process has no more than its count of starts."""
+    """Yield the families by API process; a replica without a process has no more than its count of starts."""
     starts = CounterMetricFamily(
         "shoal_api_server_starts", "Processes that began in the seat of this API process", labels=_API_SERVER
     )

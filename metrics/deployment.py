@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from lb.totals import EXPERTS, NOTHING_COUNTED, RANKS, Totals, totals_in
 from lb.views import EngineState, EngineView
-from metrics.board import BoardRow
-from metrics.cells import Numbers, PrivateCells, Reading, SharedCells, add_up, read_cells
 from metrics.memory import StatsMemory
+from metrics.shared_counters import Numbers, PrivateCounters, Reading, SharedCounters, add_up, read_counters
+from metrics.shared_status import StatusRow
 from metrics.stats import ServingStats
 
 _IN_FLIGHT = "in_flight/"
@@ -20,7 +20,7 @@ _STARTS = "starts"
 class ApiServerView:
     """One API process at the moment of a reading.
 
-    pid: 0 while the seat is empty; then all that is of a moment is 0 or None too. num_starts: of all processes that
+    pid: 0 while the replica is empty; then all that is of a moment is 0 or None too. num_starts: of all processes that
     sat there. num_ready: ranks it can send requests to. lag_s: worst recent delay of its event loop. snapshot_age_s:
     None before the first load snapshot. num_waiting_to_move: its sequences that lost their rank.
     """
@@ -34,7 +34,7 @@ class ApiServerView:
     num_ready: int
     lag_s: float
     snapshot_age_s: float | None
-    num_waiting_to_move: int = 0
+    num_waiting_to_migrate: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,43 +64,43 @@ class DeploymentStats:
     """
 
     def __init__(self, index: int = 0, incarnation: int = 1, memory: StatsMemory | None = None) -> None:
-        """Take the seat ``index``. memory: None: this process is the only one, and what it counts ends with it."""
+        """Take the replica ``index``. memory: None: this process is the only one, and what it counts ends with it."""
         self._fds = [] if memory is None else memory.counts
-        self._cells = PrivateCells() if memory is None else SharedCells(memory.counts[index])
-        self._rows = [BoardRow(index)] if memory is None else memory.rows()
-        self.stats = ServingStats(self._cells)
+        self._counters = PrivateCounters() if memory is None else SharedCounters(memory.counts[index])
+        self._rows = [StatusRow(index)] if memory is None else memory.rows()
+        self.stats = ServingStats(self._counters)
         self.row = next(row for row in self._rows if row.index == index)
         self.siblings = [row for row in self._rows if row.index != index]
         self._in_flight: dict[int, Numbers] = {}
         self._enter(incarnation)
 
-    def totals_record(self, name: str, num_cells: int) -> Numbers:
+    def totals_record(self, name: str, num_values: int) -> Numbers:
         """Return where ``RankTotals`` keeps a record."""
-        return self._cells.run(name, num_cells)
+        return self._counters.run(name, num_values)
 
     def on_beat(
-        self, lag_s: float, snapshot_age_s: float | None, views: Sequence[EngineView], num_waiting_to_move: int = 0
+        self, lag_s: float, snapshot_age_s: float | None, views: Sequence[EngineView], num_waiting_to_migrate: int = 0
     ) -> None:
         """Show what others cannot know otherwise; called every ``BEAT_S`` and before a reading of one's own."""
         now = time.monotonic()
         self.row.lag_s = lag_s
         self.row.snapshot_at = 0.0 if snapshot_age_s is None else now - snapshot_age_s
         self.row.num_ready = sum(view.state is EngineState.READY for view in views)
-        self.row.num_waiting_to_move = num_waiting_to_move
+        self.row.num_waiting_to_migrate = num_waiting_to_migrate
         self.row.beat_at = now
         in_flight = {view.engine_id.rank: view.num_in_flight for view in views}
         for rank in in_flight.keys() - self._in_flight.keys():
-            self._in_flight[rank] = self._cells.run(f"{_IN_FLIGHT}{rank}", 1)
+            self._in_flight[rank] = self._counters.run(f"{_IN_FLIGHT}{rank}", 1)
         for rank, number in self._in_flight.items():
             number[0] = in_flight.get(rank, 0)
 
     def read(self) -> DeploymentReading:
         """Return what all processes have counted and show now."""
-        readings = [read_cells(fd) for fd in self._fds] or [_read_private(self._cells)]
+        readings = [read_counters(fd) for fd in self._fds] or [_read_private(self._counters)]
         live = [reading for row, reading in zip(self._rows, readings, strict=True) if row.is_there]
         now = time.monotonic()
         return DeploymentReading(
-            stats=ServingStats(PrivateCells(add_up(readings))),
+            stats=ServingStats(PrivateCounters(add_up(readings))),
             totals={rank: Totals.recorded(counts) for rank, counts in _largest_totals(readings, RANKS).items()},
             in_flight={rank: int(numbers[0]) for rank, numbers in _by_rank(add_up(live), _IN_FLIGHT)},
             servers=[_view(row, reading, now) for row, reading in zip(self._rows, readings, strict=True)],
@@ -110,17 +110,17 @@ class DeploymentStats:
     def _enter(self, incarnation: int) -> None:
         """Sit down where a predecessor may have sat: its counts go on, what it showed of a moment does not."""
         self.row.clear()
-        for name in self._cells.names():
+        for name in self._counters.names():
             if name.startswith(_IN_FLIGHT):
-                self._cells.run(name, 1)[0] = 0.0
-        self._cells.run(_STARTS, 1)[0] += 1
+                self._counters.run(name, 1)[0] = 0.0
+        self._counters.run(_STARTS, 1)[0] += 1
         self.row.incarnation = incarnation
         self.row.beat_at = time.monotonic()
         self.row.pid = os.getpid()
 
 
-def _read_private(cells: PrivateCells | SharedCells) -> Reading:
-    return {name: list(cells.run(name, 0)) for name in cells.names()}
+def _read_private(counters: PrivateCounters | SharedCounters) -> Reading:
+    return {name: list(counters.run(name, 0)) for name in counters.names()}
 
 
 def _largest_totals(readings: Sequence[Reading], kind: str) -> dict[int, list[float]]:
@@ -143,7 +143,7 @@ def _by_rank(reading: Reading, prefix: str) -> Iterator[tuple[int, list[float]]]
             yield int(name.removeprefix(prefix)), numbers
 
 
-def _view(row: BoardRow, reading: Reading, now: float) -> ApiServerView:
+def _view(row: StatusRow, reading: Reading, now: float) -> ApiServerView:
     return ApiServerView(
         index=row.index,
         incarnation=int(row.incarnation),
@@ -154,5 +154,5 @@ def _view(row: BoardRow, reading: Reading, now: float) -> ApiServerView:
         num_ready=int(row.num_ready),
         lag_s=row.lag_seen_s(now) if row.is_there else 0.0,
         snapshot_age_s=row.snapshot_age_s(now),
-        num_waiting_to_move=int(row.num_waiting_to_move),
+        num_waiting_to_migrate=int(row.num_waiting_to_migrate),
     )

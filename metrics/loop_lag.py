@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from metrics.board import BEAT_S
+from metrics.shared_status import BEAT_S
 
 _WINDOW_S = 10.0
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from metrics.cells import Cells, PrivateCells
 from metrics.histogram import Histogram
+from metrics.shared_counters import Counters, PrivateCounters
 
 FIRST_TOKEN_BOUNDS_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 INTER_TOKEN_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
@@ -13,8 +13,8 @@ PROMPT_BOUNDS_TOKENS = tuple(4**power for power in range(1, 11))
 FINISH_REASONS = ("stop", "length", "abort", "reject", "error")
 """Why a sequence has ended. reject: it cannot be served as it was asked, wherever; error: something broke."""
 
-MOVE_REASONS = ("death", "restart", "gap", "reroute", "planned")
-MOVE_FAILURES = ("poison", "timeout", "memory")
+MIGRATION_REASONS = ("death", "restart", "gap", "reroute", "planned")
+MIGRATION_FAILURES = ("poison", "timeout", "memory")
 
 _MAX_LABELS = 16
 _OTHER = "other"
@@ -25,16 +25,16 @@ _PICKS, _PROMPT, _GENERATED = range(3)
 
 
 class RankStats:
-    """What one rank has done. Counters only grow, over all incarnations of the rank. It lives in ``cells``."""
+    """What one rank has done. Counters only grow, over all incarnations of the rank. It lives in ``counters``."""
 
     __slots__ = ("_counts", "e2e", "first_token", "inter_token", "queue_time")
 
-    def __init__(self, cells: Cells, rank: int) -> None:
-        self._counts = cells.run(f"{_RANK}{rank}", 3)
-        self.first_token = _histogram(cells, f"first_token/{rank}", FIRST_TOKEN_BOUNDS_S)
-        self.inter_token = _histogram(cells, f"inter_token/{rank}", INTER_TOKEN_BOUNDS_S)
-        self.queue_time = _histogram(cells, f"queue_time/{rank}", REQUEST_BOUNDS_S)
-        self.e2e = _histogram(cells, f"e2e/{rank}", REQUEST_BOUNDS_S)
+    def __init__(self, counters: Counters, rank: int) -> None:
+        self._counts = counters.run(f"{_RANK}{rank}", 3)
+        self.first_token = _histogram(counters, f"first_token/{rank}", FIRST_TOKEN_BOUNDS_S)
+        self.inter_token = _histogram(counters, f"inter_token/{rank}", INTER_TOKEN_BOUNDS_S)
+        self.queue_time = _histogram(counters, f"queue_time/{rank}", REQUEST_BOUNDS_S)
+        self.e2e = _histogram(counters, f"e2e/{rank}", REQUEST_BOUNDS_S)
 
     @property
     def num_picks(self) -> int:
@@ -65,14 +65,14 @@ class RankStats:
 
 
 class _Ranks(dict[int, RankStats]):
-    """Makes a rank's accumulators at its first event. Ranks are seats of the deployment, so they are few."""
+    """Makes a rank's accumulators at its first event. Ranks are replicas of the deployment, so they are few."""
 
-    def __init__(self, cells: Cells) -> None:
-        super().__init__((rank, RankStats(cells, rank)) for rank in map(int, _names_behind(cells, _RANK)))
-        self._cells = cells
+    def __init__(self, counters: Counters) -> None:
+        super().__init__((rank, RankStats(counters, rank)) for rank in map(int, _names_behind(counters, _RANK)))
+        self._counters = counters
 
     def __missing__(self, rank: int) -> RankStats:
-        self[rank] = stats = RankStats(self._cells, rank)
+        self[rank] = stats = RankStats(self._counters, rank)
         return stats
 
 
@@ -82,18 +82,18 @@ class LabelCounts(Mapping[str, int]):
     No caller can make the exposition grow. known: labels that are there from the beginning, at 0.
     """
 
-    def __init__(self, cells: Cells, name: str, known: Iterable[str] = ()) -> None:
-        self._cells = cells
+    def __init__(self, counters: Counters, name: str, known: Iterable[str] = ()) -> None:
+        self._counters = counters
         self._prefix = f"{name}/"
-        labels = {*known, *_names_behind(cells, self._prefix)}
-        self._counts = {label: cells.run(self._prefix + label, 1) for label in labels}
+        labels = {*known, *_names_behind(counters, self._prefix)}
+        self._counts = {label: counters.run(self._prefix + label, 1) for label in labels}
 
     def count(self, label: str, number: int = 1) -> None:
         """Count one, or several."""
         if label not in self._counts and len(self._counts) >= _MAX_LABELS:
             label = _OTHER
         if label not in self._counts:
-            self._counts[label] = self._cells.run(self._prefix + label, 1)
+            self._counts[label] = self._counters.run(self._prefix + label, 1)
         self._counts[label][0] += number
 
     def __getitem__(self, label: str) -> int:
@@ -116,14 +116,14 @@ class ServingStats:
     prompts.
     """
 
-    def __init__(self, cells: Cells | None = None) -> None:
-        cells = PrivateCells() if cells is None else cells
-        self.ranks: dict[int, RankStats] = _Ranks(cells)
-        self.finished = LabelCounts(cells, "finished", FINISH_REASONS)
-        self.rejected = LabelCounts(cells, "rejected")
-        self.moves = LabelCounts(cells, "moves", MOVE_REASONS)
-        self.move_failures = LabelCounts(cells, "move_failures", MOVE_FAILURES)
-        self.prompt_lengths = _histogram(cells, "prompt_lengths", PROMPT_BOUNDS_TOKENS)
+    def __init__(self, counters: Counters | None = None) -> None:
+        counters = PrivateCounters() if counters is None else counters
+        self.ranks: dict[int, RankStats] = _Ranks(counters)
+        self.finished = LabelCounts(counters, "finished", FINISH_REASONS)
+        self.rejected = LabelCounts(counters, "rejected")
+        self.migrations = LabelCounts(counters, "moves", MIGRATION_REASONS)
+        self.migration_failures = LabelCounts(counters, "move_failures", MIGRATION_FAILURES)
+        self.prompt_lengths = _histogram(counters, "prompt_lengths", PROMPT_BOUNDS_TOKENS)
 
     def on_accepted(self, num_prompt_tokens: int) -> None:
         """Count one prompt that was handed to an engine."""
@@ -164,9 +164,9 @@ class ServingStats:
             stats.on_prompt(num_prompt_tokens)
 
 
-def _histogram(cells: Cells, name: str, bounds: Sequence[float]) -> Histogram:
-    return Histogram(bounds, cells.run(name, Histogram.num_cells(bounds)))
+def _histogram(counters: Counters, name: str, bounds: Sequence[float]) -> Histogram:
+    return Histogram(bounds, counters.run(name, Histogram.num_values(bounds)))
 
 
-def _names_behind(cells: Cells, prefix: str) -> list[str]:
-    return [name.removeprefix(prefix) for name in cells.names() if name.startswith(prefix)]
+def _names_behind(counters: Counters, prefix: str) -> list[str]:
+    return [name.removeprefix(prefix) for name in counters.names() if name.startswith(prefix)]

@@ -10,7 +10,7 @@ from engine.wire.errors import ShoalError
 from engine.wire.ids import ClientId
 from metrics.memory import StatsMemory
 from orchestrator.api.config import ApiSpec
-from orchestrator.api_seat import ApiSeat
+from orchestrator.api_replica import ApiReplica
 from orchestrator.launch.host import LineSink
 from orchestrator.readiness import wait_reachable
 from orchestrator.restarts import RestartRule
@@ -21,10 +21,10 @@ MakeSpec = Callable[[ClientId, StatsMemory], ApiSpec]
 
 
 class ApiGroup:
-    """Holds a seat per API process, and the memory in which they count.
+    """Holds a replica per API process, and the memory in which they count.
 
-    on_gone: called with the client of every process that ended; what it showed is off the board by then. on_give_up:
-    called once no process is left and none will come; before that, the others serve on without one.
+    on_gone: called with the client of every process that ended; what it showed is off the shared status by then.
+    on_give_up: called once no process is left and none will come; before that, the others serve on without one.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class ApiGroup:
         self._on_gone = on_gone
         self._on_give_up = on_give_up
         self._lost: set[int] = set()
-        self._seats = [
-            ApiSeat(
+        self._replicas = [
+            ApiReplica(
                 index,
                 lambda client_id: make_spec(client_id, self._memory),
                 rule,
@@ -61,8 +61,8 @@ class ApiGroup:
         """
         try:
             async with asyncio.TaskGroup() as starts:
-                for seat in self._seats:
-                    starts.create_task(seat.start(), name=f"start {seat.name}")
+                for replica in self._replicas:
+                    starts.create_task(replica.start(), name=f"start {replica.name}")
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 
@@ -70,11 +70,11 @@ class ApiGroup:
         """Wait until every process says that it reaches that many ranks."""
         await wait_reachable(self._rows, num_ranks)
 
-    async def stop(self, hurry: "asyncio.Future[Any]") -> list[str]:
+    async def stop(self, force_stop: "asyncio.Future[Any]") -> list[str]:
         """Let all drain and end; return a line for each that had to be killed."""
-        remarks = await asyncio.gather(*(seat.stop(hurry) for seat in self._seats))
+        leftovers = await asyncio.gather(*(replica.stop(force_stop) for replica in self._replicas))
         self._memory.close()
-        return [remark for of_one in remarks for remark in of_one]
+        return [leftover for of_one in leftovers for leftover in of_one]
 
     def _on_end(self, client_id: ClientId) -> None:
         self._rows[client_id.index].clear()
@@ -82,7 +82,7 @@ class ApiGroup:
 
     def _on_lost(self, index: int, error: ShoalError) -> None:
         self._lost.add(index)
-        if len(self._lost) == len(self._seats):
+        if len(self._lost) == len(self._replicas):
             self._on_give_up(error)
         else:
             _LOG.error("%s; the others serve on", error)

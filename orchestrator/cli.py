@@ -9,7 +9,7 @@ from engine.wire.errors import ShoalError
 from orchestrator.admin_commands import COMMANDS, run
 from orchestrator.config_sources import ConfigError, load
 from orchestrator.guard import check_packages
-from orchestrator.options import USAGE_ERROR, knob_flags, make_parser
+from orchestrator.options import USAGE_ERROR, make_parser, option_flags
 from orchestrator.scale_command import run_events, run_scale
 
 _FAILED = 1
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from orchestrator.secrets import forget_secrets
             from orchestrator.serve import serve
 
-            config = load(knob_flags(options), os.environ, options.config)
+            config = load(option_flags(options), os.environ, options.config)
             forget_secrets()
             return serve(config)
         if options.command == "status":

@@ -1,4 +1,4 @@
-"""Every knob of ``shoal serve``, written once: command line, environment and files are read after this model."""
+"""Every option of ``shoal serve``, written once: command line, environment and files are read after this model."""
 
 import re
 from pathlib import Path
@@ -22,14 +22,14 @@ GROUPS = {
 }
 
 
-SECRET_KNOBS = ("api_key", "admin_api_key")
+SECRET_OPTIONS = ("api_key", "admin_api_key")
 """Never written anywhere, and hidden from whoever lists this machine's processes."""
 
 _KEY = re.compile(r"[\x21-\x7e]+")
 
 
-def knob(default: Any, group: str, text: str, **constraints: Any) -> Any:
-    """Declare one knob: its default, the group it is listed under in ``--help``, and its help text."""
+def option(default: Any, group: str, text: str, **constraints: Any) -> Any:
+    """Declare one option: its default, the group it is listed under in ``--help``, and its help text."""
     assert group in GROUPS
     return Field(default, description=text, json_schema_extra={"group": group}, **constraints)
 
@@ -39,116 +39,120 @@ class ServeConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: str | None = knob(None, "model", "known name, local folder, .gguf file or hub name")
-    served_model_name: str | None = knob(
+    model: str | None = option(None, "model", "known name, local folder, .gguf file or hub name")
+    served_model_name: str | None = option(
         None, "model", "name of the model in the API; default: the model's own", min_length=1
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob("auto", "model", "auto: the checkpoint's own")
-    max_model_len: int | None = knob(
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "model", "auto: the checkpoint's own")
+    max_model_len: int | None = option(
         None, "model", "prompt + output tokens of one sequence; default: the model's", ge=2
     )
 
-    engine: Literal["torch", "sim"] = knob("torch", "engine", "what runs behind the scheduler")
-    device: str = knob("auto", "engine", "auto, cpu, cuda or cuda:N", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    num_threads: int = knob(1, "engine", "CPU threads of one rank; keep ranks x threads <= cores", ge=1)
+    engine: Literal["torch", "sim"] = option("torch", "engine", "what runs behind the scheduler")
+    device: str = option("auto", "engine", "auto, cpu, cuda or cuda:N", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    num_threads: int = option(1, "engine", "CPU threads of one rank; keep ranks x threads <= cores", ge=1)
 
-    data_parallel_size: int = knob(1, "parallelism", "number of engine ranks", ge=1, le=1024)
+    data_parallel_size: int = option(1, "parallelism", "number of engine ranks", ge=1, le=1024)
 
-    enable_expert_parallel: bool = knob(
+    enable_expert_parallel: bool = option(
         False, "parallelism", "ranks step together and share out the experts of a mixture-of-experts model"
     )
-    max_data_parallel_size: int | None = knob(
+    max_data_parallel_size: int | None = option(
         None, "parallelism", "ranks that scaling may reach; default: as many as there is room for", ge=1, le=1024
     )
-    num_redundant_experts: int = knob(0, "parallelism", "replicas of experts beside one copy of each", ge=0)
-    min_data_parallel_size: int = knob(
+    num_redundant_experts: int = option(0, "parallelism", "replicas of experts beside one copy of each", ge=0)
+    min_data_parallel_size: int = option(
         1, "parallelism", "ranks below which an expert-parallel group does not serve, nor is scaled to", ge=1
     )
 
-    max_num_seqs: int = knob(64, "scheduler", "sequences one rank runs at once", ge=1)
-    max_num_batched_tokens: int = knob(1024, "scheduler", "tokens of one step, prefill and decode together", ge=1)
-    block_size: int = knob(16, "scheduler", "tokens of one KV block", ge=1)
-    kv_cache_memory: ByteSize | None = knob(
+    max_num_seqs: int = option(64, "scheduler", "sequences one rank runs at once", ge=1)
+    max_num_batched_tokens: int = option(1024, "scheduler", "tokens of one step, prefill and decode together", ge=1)
+    block_size: int = option(16, "scheduler", "tokens of one KV block", ge=1)
+    kv_cache_memory: ByteSize | None = option(
         None, "scheduler", "memory of one rank's KV cache, e.g. 2GiB; default: 512MiB, on a GPU a share", gt=0
     )
-    kv_cache_memory_fraction: float = knob(
+    kv_cache_memory_fraction: float = option(
         0.9, "scheduler", "share of a GPU's free memory for a KV cache whose size is not given", gt=0, lt=1
     )
-    enable_prefix_caching: bool = knob(True, "scheduler", "serve prompts that begin alike from the same KV blocks")
+    enable_prefix_caching: bool = option(True, "scheduler", "serve prompts that begin alike from the same KV blocks")
 
-    sim_step_ms: float = knob(10.0, "sim", "duration of one step", ge=0)
-    sim_prefill_us_per_token: float = knob(20.0, "sim", "added per prefilled token", ge=0)
-    sim_decode_us_per_seq: float = knob(0.0, "sim", "added per decoding sequence", ge=0)
-    sim_num_kv_tokens: int = knob(262_144, "sim", "tokens the KV cache holds", ge=16)
-    sim_num_experts: int = knob(8, "sim", "experts it pretends to have with --enable-expert-parallel", ge=1)
-    sim_load_ms_per_expert: float = knob(0.0, "sim", "how long loading one expert takes", ge=0)
-    sim_load_s: float = knob(0.0, "sim", "how long loading takes", ge=0)
-    sim_fail_on_token: int | None = knob(None, "sim", "a prompt with this token id fails alone")
-    sim_crash_on_token: int | None = knob(None, "sim", "a prompt with this token id kills the engine")
-    sim_hang_on_token: int | None = knob(None, "sim", "a prompt with this token id hangs the engine")
-    sim_report_delay_s: float = knob(0.0, "sim", "reports arrive this much later; negative: only the first ready one")
+    sim_step_ms: float = option(10.0, "sim", "duration of one step", ge=0)
+    sim_prefill_us_per_token: float = option(20.0, "sim", "added per prefilled token", ge=0)
+    sim_decode_us_per_seq: float = option(0.0, "sim", "added per decoding sequence", ge=0)
+    sim_num_kv_tokens: int = option(262_144, "sim", "tokens the KV cache holds", ge=16)
+    sim_num_experts: int = option(8, "sim", "experts it pretends to have with --enable-expert-parallel", ge=1)
+    sim_load_ms_per_expert: float = option(0.0, "sim", "how long loading one expert takes", ge=0)
+    sim_load_s: float = option(0.0, "sim", "how long loading takes", ge=0)
+    sim_fail_on_token: int | None = option(None, "sim", "a prompt with this token id fails alone")
+    sim_crash_on_token: int | None = option(None, "sim", "a prompt with this token id kills the engine")
+    sim_hang_on_token: int | None = option(None, "sim", "a prompt with this token id hangs the engine")
+    sim_report_delay_s: float = option(0.0, "sim", "reports arrive this much later; negative: only the first ready one")
 
-    host: str = knob("127.0.0.1", "server", "address the HTTP port binds to", min_length=1)
-    port: int = knob(8000, "server", "HTTP port; 0 takes any free one", ge=0, le=65535)
-    api_server_count: int = knob(1, "server", "API processes that share the port and its requests", ge=1, le=64)
-    max_pending_requests: int = knob(1024, "server", "requests in flight before new ones are told to come back", ge=1)
+    host: str = option("127.0.0.1", "server", "address the HTTP port binds to", min_length=1)
+    port: int = option(8000, "server", "HTTP port; 0 takes any free one", ge=0, le=65535)
+    api_server_count: int = option(1, "server", "API processes that share the port and its requests", ge=1, le=64)
+    max_pending_requests: int = option(1024, "server", "requests in flight before new ones are told to come back", ge=1)
 
-    api_key: tuple[SecretStr, ...] | None = knob(
+    api_key: tuple[SecretStr, ...] | None = option(
         None,
         "server",
         "key that callers of /v1 must name, repeatable (commas in SHOAL_API_KEY); default: no key needed",
         min_length=1,
     )
-    admin_api_key: SecretStr | None = knob(
+    admin_api_key: SecretStr | None = option(
         None, "server", "key for admin calls, and good for all others; with --api-key alone admin calls are refused"
     )
 
-    executor: Literal["ray", "local"] = knob("ray", "cluster", "Ray actors, or plain local processes (for tests)")
-    ray_address: str | None = knob(
+    executor: Literal["ray", "local"] = option("ray", "cluster", "Ray actors, or plain local processes (for tests)")
+    ray_address: str | None = option(
         None, "cluster", "host:port of a running Ray cluster, or auto; default: start one here"
     )
-    advertise_host: str | None = knob(None, "cluster", "address of this host that the other nodes of the cluster reach")
-    interface: str | None = knob(
+    advertise_host: str | None = option(
+        None, "cluster", "address of this host that the other nodes of the cluster reach"
+    )
+    interface: str | None = option(
         None,
         "cluster",
         "address or network interface that lines between hosts bind to; default: what is advertised",
     )
-    port_range: str | None = knob(
+    port_range: str | None = option(
         None, "cluster", "LOW-HIGH: ports that the lines between hosts bind to; default: any free one"
     )
-    wire_security: Literal["auto", "none", "curve"] = knob(
+    wire_security: Literal["auto", "none", "curve"] = option(
         "auto", "cluster", "encrypt and guard TCP lines with CURVE; auto: when they leave this host"
     )
-    run_dir: Path | None = knob(
+    run_dir: Path | None = option(
         None, "cluster", "where the run's private folder is made; default: the system's temporary one"
     )
 
-    start_timeout: float = knob(
+    start_timeout: float = option(
         300.0, "lifecycle", "seconds until every rank must be ready, and later one that is started again", gt=0
     )
-    shutdown_timeout: float = knob(10.0, "lifecycle", "seconds that running requests get to finish when stopping", ge=0)
+    shutdown_timeout: float = option(
+        10.0, "lifecycle", "seconds that running requests get to finish when stopping", ge=0
+    )
 
-    stall_timeout: float = knob(
+    stall_timeout: float = option(
         60.0, "lifecycle", "seconds without a step, or without a sign, after which a rank is killed and refilled", gt=0
     )
-    max_restarts: int = knob(
+    max_restarts: int = option(
         5, "lifecycle", "restarts of a rank without a minute of service in between; then it stays dead; 0: none", ge=0
     )
 
-    move_tokens_in_flight: int = knob(
+    move_tokens_in_flight: int = option(
         16_384, "survival", "tokens of moved sequences that one rank computes anew at once", ge=1
     )
-    move_timeout: float = knob(
+    move_timeout: float = option(
         120.0, "survival", "seconds that a sequence without a rank waits for one before it fails", gt=0
     )
-    resume_memory: ByteSize = knob(
+    resume_memory: ByteSize = option(
         ByteSize(1 << 30),
         "survival",
         "memory of one API process for what it takes to move sequences; beyond it the largest cannot be moved",
         gt=0,
     )
 
-    log_level: Literal["debug", "info", "warning", "error"] = knob(
+    log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", "logging", "least severe level that is written"
     )
 

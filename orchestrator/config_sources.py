@@ -1,7 +1,7 @@
-"""Where knobs come from: flags, then ``SHOAL_*`` variables, then a TOML or YAML file, then the defaults.
+"""Where options come from: flags, then ``SHOAL_*`` variables, then a TOML or YAML file, then the defaults.
 
-Unknown keys are errors everywhere, with the nearest known one: a misspelt knob that is silently ignored costs more than
-a start that fails.
+Unknown keys are errors everywhere, with the nearest known one: a misspelt option that is silently ignored costs more
+than a start that fails.
 """
 
 import difflib
@@ -16,16 +16,16 @@ from pydantic import ValidationError
 
 from engine.wire.errors import StartupError
 from engine.wire.process import PARENT_PID_VARIABLE
-from orchestrator.config import SECRET_KNOBS, ServeConfig
+from orchestrator.config import SECRET_OPTIONS, ServeConfig
 
 PREFIX = "SHOAL_"
 FILE_VARIABLE = PREFIX + "CONFIG"
 
-_NOT_KNOBS = frozenset({PARENT_PID_VARIABLE, FILE_VARIABLE})
+_NOT_OPTIONS = frozenset({PARENT_PID_VARIABLE, FILE_VARIABLE})
 
 
 class ConfigError(StartupError):
-    """A knob that does not exist or a value it cannot take; names where it was written. Fix and restart."""
+    """A option that does not exist or a value it cannot take; names where it was written. Fix and restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def validate(settings: Mapping[str, Setting]) -> ServeConfig:
     """Make the configuration of settings by field name.
 
     Raises:
-        ConfigError: a value that a knob cannot take; names where it was written.
+        ConfigError: a value that a option cannot take; names where it was written.
     """
     try:
         return ServeConfig(**{name: setting.value for name, setting in settings.items()})
@@ -68,7 +68,7 @@ def validate(settings: Mapping[str, Setting]) -> ServeConfig:
 
 
 def flag_of(name: str) -> str:
-    """Return the command-line spelling of a knob."""
+    """Return the command-line spelling of a option."""
     return "--" + name.replace("_", "-")
 
 
@@ -82,7 +82,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
     known = {PREFIX + name.upper(): name for name in ServeConfig.model_fields}
     settings = {}
     for variable, value in environment.items():
-        if not variable.startswith(PREFIX) or variable in _NOT_KNOBS:
+        if not variable.startswith(PREFIX) or variable in _NOT_OPTIONS:
             continue
         if variable not in known:
             raise ConfigError(f"unknown environment variable {variable}{nearest(variable, [*known, FILE_VARIABLE])}")
@@ -131,6 +131,6 @@ def _describe(error: ValidationError, settings: Mapping[str, Setting]) -> str:
         name = str(problem["loc"][0])
         message = message.replace("Input should be", "must be").replace("Value should", "must")
         text = ServeConfig.model_fields[name].description
-        given = "" if name in SECRET_KNOBS else f", not {settings[name].value!r}"
+        given = "" if name in SECRET_OPTIONS else f", not {settings[name].value!r}"
         lines.append(f"{settings[name].spelling}: {message}{given} ({text})")
     return "; ".join(lines)

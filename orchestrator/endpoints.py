@@ -30,7 +30,7 @@ class Endpoints:
     leaves_host: bool = False
 
     def of_client(self, client_id: ClientId) -> tuple[str, str]:
-        """Return where one life of a client binds its request and its output line.
+        """Return where one life of a client binds its request and its output channel.
 
         Each life gets Unix sockets of its own: what still connects to its predecessor's finds nobody.
         """

@@ -1,4 +1,4 @@
-"""From the knobs of ``shoal serve`` to the configuration that travels to the engines."""
+"""From the options of ``shoal serve`` to the configuration that travels to the engines."""
 
 from engine.config import EngineConfig, EngineKind, ModelConfig, ParallelConfig, SchedulerConfig, SimConfig
 from engine.model.names import ResolvedModel

@@ -20,7 +20,7 @@ class EventKind(StrEnum):
     RANK_RECOVERED = "rank_recovered"
     RANK_HUNG = "rank_hung"
     RANK_DEAD = "rank_dead"
-    RANK_REFILL = "rank_refill"
+    RANK_REPLACEMENT = "rank_refill"
     RANK_LEFT = "rank_left"
     SCALE = "scale"
 

@@ -1,4 +1,4 @@
-"""The command line of ``shoal``, generated from the fields of ``ServeConfig`` so that a knob is written once."""
+"""The command line of ``shoal``, generated from the fields of ``ServeConfig`` so that a option is written once."""
 
 import argparse
 import re
@@ -37,7 +37,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def known_flags() -> list[str]:
-    """Return every flag of ``shoal serve`` that sets a knob."""
+    """Return every flag of ``shoal serve`` that sets a option."""
     return [flag_of(name) for name in ServeConfig.model_fields]
 
 
@@ -56,8 +56,8 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def knob_flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the knobs that were given as flags, field name -> text, or texts of one that may be repeated."""
+def option_flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that were given as flags, field name -> text, or texts of one that may be repeated."""
     return {name: value for name, value in vars(arguments).items() if name in ServeConfig.model_fields}
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from engine.wire.ids import EngineId
-from orchestrator.seats import SeatStatus
+from orchestrator.replica_table import Replica
 
 _LOG = logging.getLogger(__name__)
 
@@ -18,8 +18,8 @@ _LOG = logging.getLogger(__name__)
 class StartProgress(Protocol):
     """Follows the start of a deployment."""
 
-    def show(self, seat: SeatStatus) -> None:
-        """Show what a seat is doing now."""
+    def show(self, replica: Replica) -> None:
+        """Show what a replica is doing now."""
 
     def say(self, text: str) -> None:
         """Show one step of the start that belongs to no rank."""
@@ -31,12 +31,12 @@ class LineProgress:
     def __init__(self) -> None:
         self._shown: dict[int, tuple[EngineId, str]] = {}
 
-    def show(self, seat: SeatStatus) -> None:
-        """Log what a seat is doing when that has changed."""
-        rank, news = seat.engine_id.rank, (seat.engine_id, seat.activity)
+    def show(self, replica: Replica) -> None:
+        """Log what a replica is doing when that has changed."""
+        rank, news = replica.engine_id.rank, (replica.engine_id, replica.activity)
         if self._shown.get(rank) != news:
             self._shown[rank] = news
-            _LOG.info("rank %d: %s", rank, seat.activity)
+            _LOG.info("rank %d: %s", rank, replica.activity)
 
     def say(self, text: str) -> None:
         """Log one step."""
@@ -52,9 +52,9 @@ class BarProgress:
             progress.add_task(f"rank {rank}", total=1.0, activity="starting") for rank in range(num_ranks)
         ]
 
-    def show(self, seat: SeatStatus) -> None:
+    def show(self, replica: Replica) -> None:
         """Move a rank's bar."""
-        self._progress.update(self._bars[seat.engine_id.rank], completed=seat.progress, activity=seat.activity)
+        self._progress.update(self._bars[replica.engine_id.rank], completed=replica.progress, activity=replica.activity)
 
     def say(self, text: str) -> None:
         """Print one step above the bars."""

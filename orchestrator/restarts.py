@@ -20,7 +20,7 @@ class RestartRule:
 
 
 class Restarts:
-    """The restarts of one thing: an engine's seat, an API process, the coordinator. Times are monotonic seconds.
+    """The restarts of one thing: an engine's replica, an API process, the coordinator. Times are monotonic seconds.
 
     num_in_row: restarts since it last served for long enough.
     """

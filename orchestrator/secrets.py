@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import MutableMapping, MutableSequence, Sequence
 
-from orchestrator.config import SECRET_KNOBS
+from orchestrator.config import SECRET_OPTIONS
 from orchestrator.config_sources import PREFIX, flag_of
 
 _STAT = "/proc/self/stat"
@@ -23,8 +23,8 @@ def forget_secrets() -> None:
     _mask_list(sys.argv)
     _mask_environment(os.environ)
     if sys.platform == "linux":
-        _mask_memory(_ARGUMENTS_FIELD, [flag_of(name).encode() for name in SECRET_KNOBS])
-        _mask_memory(_ENVIRONMENT_FIELD, [_variable(name).encode() for name in SECRET_KNOBS])
+        _mask_memory(_ARGUMENTS_FIELD, [flag_of(name).encode() for name in SECRET_OPTIONS])
+        _mask_memory(_ENVIRONMENT_FIELD, [_variable(name).encode() for name in SECRET_OPTIONS])
 
 
 def spans_to_mask(words: Sequence[bytes], names: Sequence[bytes]) -> list[tuple[int, int]]:
@@ -41,12 +41,12 @@ def spans_to_mask(words: Sequence[bytes], names: Sequence[bytes]) -> list[tuple[
 
 def _mask_list(arguments: MutableSequence[str]) -> None:
     words = [argument.encode(errors="surrogateescape") for argument in arguments]
-    for index, first in spans_to_mask(words, [flag_of(name).encode() for name in SECRET_KNOBS]):
+    for index, first in spans_to_mask(words, [flag_of(name).encode() for name in SECRET_OPTIONS]):
         arguments[index] = arguments[index][:first] + "*"
 
 
 def _mask_environment(environment: MutableMapping[str, str]) -> None:
-    for name in SECRET_KNOBS:
+    for name in SECRET_OPTIONS:
         environment.pop(_variable(name), None)
 
 

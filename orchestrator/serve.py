@@ -11,7 +11,7 @@ from orchestrator.launch.host import EngineHost
 from orchestrator.launch.local_host import LocalHost
 from orchestrator.launch.ray_environment import prepare_environment
 from orchestrator.launch.waits import run_unless
-from orchestrator.premises import Premises
+from orchestrator.preflight import Preflight
 from orchestrator.run_dir import RunDir
 from orchestrator.stop_signals import StopSignals
 from orchestrator.supervisor import Supervisor, pass_on
@@ -43,8 +43,8 @@ async def _serve(config: ServeConfig) -> int:
     signals = StopSignals()
     signals.install()
     try:
-        premises = Premises(config)
-        supervisor = Supervisor(config, premises, _make_host(config, premises.run_dir))
+        preflight = Preflight(config)
+        supervisor = Supervisor(config, preflight, _make_host(config, preflight.run_dir))
         await _live(supervisor, signals)
     except StartupError:
         # Ray's own handler may have broken the start off before the loop could deliver the same signal to us.

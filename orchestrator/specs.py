@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from client.config import ClientConfig, MoveConfig
+from client.config import ClientConfig, MigrationConfig
 from engine.config import EngineConfig, EngineSpec
 from engine.model.names import ResolvedModel
 from engine.wire.build import build_id, config_hash, config_values
@@ -13,8 +13,8 @@ from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import ClusterSettings
 from metrics.memory import StatsMemory
 from orchestrator.api.config import ApiSpec
-from orchestrator.config import SECRET_KNOBS, ServeConfig
-from orchestrator.coordinator_keeper import BoundEndpoints
+from orchestrator.config import SECRET_OPTIONS, ServeConfig
+from orchestrator.coordinator_supervisor import BoundEndpoints
 from orchestrator.endpoints import Endpoints
 from orchestrator.listen import Listener
 
@@ -87,7 +87,7 @@ def api_spec(
         stats=stats,
         log_level=config.log_level,
         control_endpoint=control_endpoint,
-        serve_config=msgspec.json.decode(config.model_dump_json(exclude=set(SECRET_KNOBS))),
+        serve_config=msgspec.json.decode(config.model_dump_json(exclude=set(SECRET_OPTIONS))),
         api_keys=tuple(key.get_secret_value() for key in config.api_key or ()),
         admin_api_key=None if config.admin_api_key is None else config.admin_api_key.get_secret_value(),
     )
@@ -106,8 +106,8 @@ def _client_config(config: ServeConfig, engine: EngineConfig, wiring: Wiring, cl
         config=config_values(engine),
         security=wiring.security,
         advertise_host=wiring.chosen.advertise_host,
-        moves=MoveConfig(
-            tokens_in_flight=-(-config.move_tokens_in_flight // config.api_server_count),  # the knob is a rank's
+        migrations=MigrationConfig(
+            tokens_in_flight=-(-config.move_tokens_in_flight // config.api_server_count),  # the option is a rank's
             timeout_s=config.move_timeout,
             resume_memory_bytes=int(config.resume_memory),
         ),

@@ -1,7 +1,7 @@
 """SIGTERM, Ctrl-C and a closed terminal: the first asks for an ordered stop, the second for one at once.
 
-One wish to stop often arrives as two signals in a row (``timeout`` and some process managers signal both the process
-and its group), so what follows the first within ``SAME_WISH_S`` belongs to it.
+One request to stop often arrives as two signals in a row (``timeout`` and some process managers signal both the process
+and its group), so what follows the first within ``SAME_SIGNAL_S`` belongs to it.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 _LOG = logging.getLogger(__name__)
 
-SAME_WISH_S = 0.25
+SAME_SIGNAL_S = 0.25
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -45,6 +45,6 @@ class StopSignals:
             _LOG.info("%s: stopping; once more stops at once", signal.Signals(number).name)
             self._first_at = now
             self.first.set_result(number)
-        elif not self.second.done() and now - self._first_at > SAME_WISH_S:
+        elif not self.second.done() and now - self._first_at > SAME_SIGNAL_S:
             _LOG.warning("%s again: stopping at once", signal.Signals(number).name)
             self.second.set_result(number)

@@ -16,29 +16,29 @@ from orchestrator.api_group import ApiGroup
 from orchestrator.banner import print_banner
 from orchestrator.config import ServeConfig
 from orchestrator.control.cluster import ClusterControl
-from orchestrator.coordinator_keeper import CoordinatorKeeper
+from orchestrator.coordinator_supervisor import CoordinatorSupervisor
 from orchestrator.endpoints import Endpoints, choose_endpoints, choose_security
 from orchestrator.engine_config import engine_config
 from orchestrator.engine_group import EngineGroup
 from orchestrator.launch.host import EngineHost
-from orchestrator.premises import Premises
+from orchestrator.preflight import Preflight
 from orchestrator.progress import StartProgress, start_progress
+from orchestrator.replica_table import Replica
 from orchestrator.restarts import RestartRule
-from orchestrator.scaling.desk import ScaleDesk
 from orchestrator.scaling.operations import ScaleOperations
 from orchestrator.scaling.plan import MAX_RANKS, ScaleLimits
 from orchestrator.scaling.scaler import Scaler
+from orchestrator.scaling.service import ScaleService
 from orchestrator.scaling.steps import ScaleDeadlines
-from orchestrator.seats import SeatStatus
 from orchestrator.specs import Wiring, api_spec, engine_spec, served_model_name
 from orchestrator.tokenizer_export import find_tokenizer
 
 _LOG = logging.getLogger(__name__)
 
-Hurry = asyncio.Future[Any]
+ForceStop = asyncio.Future[Any]
 """Done once nobody is to be waited for any more."""
 
-Stop = Callable[[Hurry], Awaitable[list[str]]]
+Stop = Callable[[ForceStop], Awaitable[list[str]]]
 """Ends one part and returns one line for each thing that did not end by itself."""
 
 
@@ -48,10 +48,10 @@ class Supervisor:
     failure: resolved once with what makes the deployment end by itself; never after ``stop`` has begun.
     """
 
-    def __init__(self, config: ServeConfig, premises: Premises, host: EngineHost) -> None:
+    def __init__(self, config: ServeConfig, preflight: Preflight, host: EngineHost) -> None:
         self.failure: asyncio.Future[ShoalError] = asyncio.get_running_loop().create_future()
         self._config = config
-        self._premises = premises
+        self._preflight = preflight
         self._host = host
         self._engines: EngineGroup | None = None
         self._control: ClusterControl | None = None
@@ -59,7 +59,7 @@ class Supervisor:
         self._is_serving = False
         self._is_stopping = False
         # How to end each part, in the order of their start; ended in reverse.
-        self._stops: list[Stop] = [premises.stop, host.stop]
+        self._stops: list[Stop] = [preflight.stop, host.stop]
 
     async def start(self) -> None:
         """Start every process, bottom up, and wait until all ranks and the API are ready.
@@ -78,33 +78,35 @@ class Supervisor:
         """Say that the deployment is ready; from here on its processes work alone until ``failure`` or a signal."""
         assert self._engines is not None
         self._is_serving = True
-        self._engines.keep_filled()
-        listener = self._premises.listener
-        self._premises.run_dir.write_run_file(listener.url)
+        self._engines.start_replacing()
+        listener = self._preflight.listener
+        self._preflight.run_dir.write_run_file(listener.url)
         print_banner(listener.url, self._model_name, self._config.data_parallel_size)
         await asyncio.wait([self.failure])
 
-    async def stop(self, hurry: Hurry) -> None:
+    async def stop(self, force_stop: ForceStop) -> None:
         """End every part, top down, and log what did not end by itself."""
         self._is_stopping = True
-        self._premises.listener.close()  # the queue of the port ends with the last process that takes from it
-        remarks: list[str] = []
+        self._preflight.listener.close()  # the queue of the port ends with the last process that takes from it
+        leftovers: list[str] = []
         while self._stops:
             try:
-                remarks += await self._stops.pop()(hurry)
+                leftovers += await self._stops.pop()(force_stop)
             except Exception as error:  # noqa: BLE001 - a part that cannot stop must not keep the rest alive
-                remarks.append(f"a part did not stop: {error!r}")
-        for remark in remarks:
-            _LOG.warning("%s", remark)
-        _LOG.info("stopped%s", "" if remarks else ": every process ended by itself, nothing is left behind")
+                leftovers.append(f"a part did not stop: {error!r}")
+        for leftover in leftovers:
+            _LOG.warning("%s", leftover)
+        _LOG.info("stopped%s", "" if leftovers else ": every process ended by itself, nothing is left behind")
 
     async def _start_parts(self, progress: StartProgress) -> None:
-        num_ranks, model = self._config.data_parallel_size, self._premises.model
+        num_ranks, model = self._config.data_parallel_size, self._preflight.model
         self._say(progress, f"reserving places for {num_ranks} rank(s)")
         site = await self._host.open(num_ranks, "cpu" if model is None else self._config.device)
         engine = engine_config(self._config, model, site.device)
         wiring = await self._start_coordinator(
-            choose_endpoints(self._premises.run_dir.path, site.address, self._config.interface, self._config.port_range)
+            choose_endpoints(
+                self._preflight.run_dir.path, site.address, self._config.interface, self._config.port_range
+            )
         )
         engines = await self._start_engines(engine, wiring, progress)
         self._say(progress, "preparing the tokenizer and the API processes")
@@ -125,7 +127,7 @@ class Supervisor:
             security=security,
             lockstep=_lockstep(self._config),
         )
-        coordinator = CoordinatorKeeper(spec, pass_on, self._fail, start_s=self._config.start_timeout)
+        coordinator = CoordinatorSupervisor(spec, pass_on, self._fail, start_s=self._config.start_timeout)
         self._stops.append(coordinator.stop)
         return Wiring(chosen, (await coordinator.start()).under(chosen.advertise_host), security)
 
@@ -168,18 +170,18 @@ class Supervisor:
 
     def _start_control(self, engines: EngineGroup, scaler: Scaler) -> ClusterControl:
         control = ClusterControl(
-            ipc_endpoint(self._premises.run_dir.path, "control"),
-            lambda: [seat.engine_id.rank for seat in engines.seats],
+            ipc_endpoint(self._preflight.run_dir.path, "control"),
+            lambda: [replica.engine_id.rank for replica in engines.replicas],
             engines.publish_settings,
             self._config.log_level,
-            ScaleDesk(scaler, engines, self._config.executor).handlers(),
+            ScaleService(scaler, engines, self._config.executor).handlers(),
         )
         self._stops.append(control.stop)
         return control
 
     async def _start_api(self, engine: EngineConfig, wiring: Wiring, tokenizer_dir: str | None) -> ApiGroup:
         assert self._control is not None
-        config, listener, model = self._config, self._premises.listener, self._premises.model
+        config, listener, model = self._config, self._preflight.listener, self._preflight.model
         told = partial(api_spec, config, engine, wiring, listener, model, tokenizer_dir)
         api = ApiGroup(
             config.api_server_count,
@@ -195,10 +197,10 @@ class Supervisor:
 
     @property
     def _model_name(self) -> str:
-        return served_model_name(self._config, self._premises.model)
+        return served_model_name(self._config, self._preflight.model)
 
     def _describe_timeout(self) -> str:
-        unready = self._engines.seats.describe_unready() if self._engines is not None else ""
+        unready = self._engines.replicas.describe_unready() if self._engines is not None else ""
         return f"not ready within {self._config.start_timeout:g} s (--start-timeout): {unready or self._doing}"
 
     def _say(self, progress: StartProgress, doing: str) -> None:
@@ -211,21 +213,23 @@ class Supervisor:
         self._control.on_client_gone(client_id)
         self._engines.on_client_gone(client_id)
 
-    def _on_engine_death(self, seat: SeatStatus) -> None:
+    def _on_engine_death(self, replica: Replica) -> None:
         assert self._engines is not None
-        what = f"rank {seat.engine_id.rank} (engine {seat.engine_id})"
+        what = f"rank {replica.engine_id.rank} (engine {replica.engine_id})"
         if not self._is_serving:
-            self._fail(StartupError(f"{what} ended while it started: {seat.end_reason}"))
+            self._fail(StartupError(f"{what} ended while it started: {replica.end_reason}"))
             return
-        _LOG.error("%s is dead: %s; %s", what, seat.end_reason, self._describe_restart(seat))
-        if self._engines.seats.all_lost:
-            self._fail(EngineError(f"every engine is dead: {self._engines.seats.describe_unready()}"))
+        _LOG.error("%s is dead: %s; %s", what, replica.end_reason, self._describe_restart(replica))
+        if self._engines.replicas.all_lost:
+            self._fail(EngineError(f"every engine is dead: {self._engines.replicas.describe_unready()}"))
 
-    def _describe_restart(self, seat: SeatStatus) -> str:
-        if seat.refill_in_s is None:
-            return f"it stays so after {seat.history.restarts.num_in_row} restarts in a row (--max-restarts)"
-        count = f"restart {seat.history.restarts.num_in_row} of {self._config.max_restarts} in a row"
-        return f"starting it again {f'in {seat.refill_in_s:g} s' if seat.refill_in_s else 'now'} ({count})"
+    def _describe_restart(self, replica: Replica) -> str:
+        if replica.replacement_in_s is None:
+            return f"it stays so after {replica.history.restarts.num_in_row} restarts in a row (--max-restarts)"
+        count = f"restart {replica.history.restarts.num_in_row} of {self._config.max_restarts} in a row"
+        return (
+            f"starting it again {f'in {replica.replacement_in_s:g} s' if replica.replacement_in_s else 'now'} ({count})"
+        )
 
     def _fail(self, error: ShoalError) -> None:
         if not self._is_stopping and not self.failure.done():

@@ -97,13 +97,13 @@ class NativeCore:
         """Return what there is to tell each client, and run nothing."""
         return self._scheduler.flush()
 
-    def hold_newcomers(self) -> None:
-        """Let sequences that come from now on wait until ``release_newcomers``."""
-        self._scheduler.hold_newcomers()
+    def hold_new_requests(self) -> None:
+        """Let sequences that come from now on wait until ``release_held_requests``."""
+        self._scheduler.hold_new_requests()
 
-    def release_newcomers(self) -> None:
+    def release_held_requests(self) -> None:
         """Let those that were held back run like the others."""
-        self._scheduler.release_newcomers()
+        self._scheduler.release_held_requests()
 
     def has_earlier(self) -> bool:
         """Tell whether there are sequences that are not held back."""

@@ -93,10 +93,10 @@ class EngineCore(Protocol):
     def flush(self) -> Mapping[ClientId, list[EngineCoreOutput]]:
         """Return what there is to tell each client, and run nothing."""
 
-    def hold_newcomers(self) -> None:
-        """Let sequences that come from now on wait until ``release_newcomers``; idempotent."""
+    def hold_new_requests(self) -> None:
+        """Let sequences that come from now on wait until ``release_held_requests``; idempotent."""
 
-    def release_newcomers(self) -> None:
+    def release_held_requests(self) -> None:
         """Let those that were held back run like the others; idempotent."""
 
     def has_earlier(self) -> bool:

@@ -1,8 +1,8 @@
 """What the coordinator's state means for one engine."""
 
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import ClientInfo, ClusterSettings, GroupState, Seat, SeatState
-from engine.wire.seats import has_ended
+from engine.wire.messages import ClientInfo, ClusterSettings, GroupState, ReplicaInfo, ReplicaState
+from engine.wire.replicas import has_ended
 
 
 class GroupView:
@@ -29,15 +29,15 @@ class GroupView:
         self.epoch = state.committed.epoch
         proposed = state.proposal.epoch if state.proposal is not None else 0
         self.max_epoch_seen = max(self.max_epoch_seen, self.epoch, proposed)
-        seat = next((seat for seat in state.seats if seat.engine_id.rank == self._engine_id.rank), None)
+        replica = next((replica for replica in state.replicas if replica.engine_id.rank == self._engine_id.rank), None)
         # Declared dead while its host was out of reach, it must not live on beside its successor.
-        has_lost_its_seat = seat is not None and has_ended(self._engine_id, seat)
-        self.is_dismissed = self._engine_id in state.dismissed or has_lost_its_seat
-        self.is_draining = seat is not None and seat.engine_id == self._engine_id and _is_draining(seat)
+        is_superseded = replica is not None and has_ended(self._engine_id, replica)
+        self.is_dismissed = self._engine_id in state.dismissed or is_superseded
+        self.is_draining = replica is not None and replica.engine_id == self._engine_id and _is_draining(replica)
         self.is_member = self._engine_id in state.committed.members
         self.settings = state.settings
         return True
 
 
-def _is_draining(seat: Seat) -> bool:
-    return seat.state is SeatState.LEAVING or seat.is_draining or seat.is_vacating
+def _is_draining(replica: ReplicaInfo) -> bool:
+    return replica.state is ReplicaState.LEAVING or replica.is_draining or replica.is_migrating

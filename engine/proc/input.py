@@ -1,4 +1,4 @@
-"""The input thread: request lines and the group's state in, reports out, also while a step hangs."""
+"""The input thread: request channels and the group's state in, reports out, also while a step hangs."""
 
 import logging
 import math
@@ -10,16 +10,16 @@ from functools import partial
 import zmq
 from msgspec.structs import replace
 
-from engine.proc.greeting import Greeting
 from engine.proc.group import GroupView
-from engine.proc.line import Arrival, NumberedLine
+from engine.proc.handshake_retry import HandshakeRetry
 from engine.proc.mailbox import Mailbox
 from engine.proc.output import OutputThread
-from engine.proc.report_line import ReportLine
+from engine.proc.report_channel import ReportChannel
+from engine.proc.sequenced_channel import SequenceCheck, SequencedChannel
 from engine.proc.shared import SharedState
-from engine.wire.codec import encode, line_decoder, state_decoder
+from engine.wire.codec import channel_decoder, encode, state_decoder
 from engine.wire.curve import WireSecurity
-from engine.wire.drops import Drops
+from engine.wire.drop_counter import DropCounter
 from engine.wire.errors import AddressError, MalformedMessageError
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import GROUP_TOPIC, ClientInfo, EEPNotification, EngineReady, GroupState
@@ -31,27 +31,27 @@ _MAX_MESSAGES_PER_TURN = 64
 log = logging.getLogger(__name__)
 
 
-class _RequestLine:
+class _RequestChannel:
     """One client's DEALER and how far its numbered messages have come. ready: the encoded message it begins with."""
 
     def __init__(self, socket: "zmq.Socket[bytes]", ready: bytes) -> None:
         self.socket = socket
-        self.numbers = NumberedLine()
+        self.numbers = SequencedChannel()
         self._ready = ready
-        self._greeting = Greeting(time.monotonic())
-        self._greet()
+        self._handshake_retry = HandshakeRetry(time.monotonic())
+        self._send_handshake()
 
-    def greet_again(self, now: float) -> None:
+    def repeat_handshake(self, now: float) -> None:
         """Say once more that the engine is ready, when the client has said nothing for long enough."""
-        if not self.numbers.applied and self._greeting.is_due(now):
-            self._greet()
+        if not self.numbers.applied and self._handshake_retry.is_due(now):
+            self._send_handshake()
 
-    def _greet(self) -> None:
+    def _send_handshake(self) -> None:
         send_nowait(self.socket, [self._ready])
 
 
 class InputThread:
-    """Owns the DEALERs, the state socket and the report line, and opens and closes clients as the group's state says.
+    """Owns the DEALERs, the state socket and the report channel; opens and closes clients as the group's state says.
 
     A line begins with this engine's ``EngineReady``, and both sides count from 1 behind it. A client that vanishes from
     the list loses its sequences; should it be listed again, a new ``EngineReady`` begins a new line.
@@ -67,7 +67,7 @@ class InputThread:
         mailbox: Mailbox,
         shared: SharedState,
         output: OutputThread,
-        make_report_line: Callable[[], ReportLine],
+        make_report_channel: Callable[[], ReportChannel],
         security: WireSecurity | None = None,
     ) -> None:
         self.on_group_state: Callable[[GroupState], None] = self._adopt_epoch
@@ -76,15 +76,15 @@ class InputThread:
         self._mailbox = mailbox
         self._shared = shared
         self._output = output
-        self._make_report_line = make_report_line
+        self._make_report_channel = make_report_channel
         self._make_socket = partial(make_socket, context, security=security)
         self._group = GroupView(engine_id)
         self._ready: EngineReady | None = None
         self._notices: list[EEPNotification] = []
-        self._lines: dict[ClientId, _RequestLine] = {}
-        self._num_lines = 0
-        self._drops = Drops()
-        self._decode_line = line_decoder().decode_frames
+        self._channels: dict[ClientId, _RequestChannel] = {}
+        self._num_channels = 0
+        self._drop_counter = DropCounter()
+        self._decode_message = channel_decoder().decode_frames
         self._state_decoder = state_decoder()
         self._poller = zmq.Poller()
         self._handlers: dict[object, Callable[[], None]] = {}
@@ -109,7 +109,7 @@ class InputThread:
 
     def statistics(self) -> dict[str, int]:
         """Return what was dropped, by reason, and how many clients are connected. Approximate: read from outside."""
-        return dict(self._drops.counts) | {"clients": len(self._lines)}
+        return dict(self._drop_counter.counts) | {"clients": len(self._channels)}
 
     # --- on the thread ----------------------------------------------------------------------------------------------
 
@@ -120,14 +120,14 @@ class InputThread:
             log.exception("the input thread failed")
             self._shared.fail(f"the input thread failed: {error}")
         finally:
-            for client_id in list(self._lines):
+            for client_id in list(self._channels):
                 self._close_client(client_id)
 
     def _serve(self) -> None:
         self._poller.register(self._mailbox.fd, zmq.POLLIN)
         self._handlers[self._mailbox.fd] = self._mailbox.run_posted
         state_socket = self._make_socket(zmq.XSUB, topics=[GROUP_TOPIC])
-        reports = self._make_report_line()
+        reports = self._make_report_channel()
         try:
             connect(state_socket, self._state_endpoint)
             self._handle(state_socket, self._on_state)
@@ -139,8 +139,8 @@ class InputThread:
                         handler()
                 now = time.monotonic()
                 reports.send_due(now)
-                for line in self._lines.values():
-                    line.greet_again(now)
+                for channel in self._channels.values():
+                    channel.repeat_handshake(now)
         finally:
             reports.close()
             state_socket.close()
@@ -172,10 +172,10 @@ class InputThread:
         try:
             state = self._state_decoder.decode_frames(frames[1:])
         except MalformedMessageError as error:
-            self._drops.drop("malformed state", "the coordinator", error)
+            self._drop_counter.drop("malformed state", "the coordinator", error)
             return
         if not isinstance(state, GroupState):
-            self._drops.drop("no group state", "the coordinator")
+            self._drop_counter.drop("no group state", "the coordinator")
             return
         epoch, was_member = self._group.epoch, self._group.is_member
         if self._group.update(state):
@@ -196,15 +196,15 @@ class InputThread:
         """Connect to clients that are new in the group's state and let go of those no longer in it."""
         if self._ready is None:
             return
-        for client_id in [c for c in self._lines if c not in self._group.clients]:
+        for client_id in [c for c in self._channels if c not in self._group.clients]:
             self._close_client(client_id)
             self._output.close(client_id)
             self._shared.free_client(client_id)
             self._shared.forget_client(client_id)
         for client_id, info in self._group.clients.items():
-            if client_id not in self._lines:
+            if client_id not in self._channels:
                 self._open_client(info, self._ready)
-        while self._lines and self._notices:
+        while self._channels and self._notices:
             self._output.put_notice(self._notices.pop(0), self._shared.next_report_seq)
 
     def _open_client(self, info: ClientInfo, ready: EngineReady) -> None:
@@ -213,33 +213,33 @@ class InputThread:
         try:
             connect(socket, info.request_endpoint)
         except AddressError as error:
-            self._drops.drop("bad address", f"client {client_id}", error)
+            self._drop_counter.drop("bad address", f"client {client_id}", error)
             socket.close()
             return
         self._output.open(client_id, info.output_endpoint)
-        self._num_lines += 1
-        line = _RequestLine(socket, encode(replace(ready, line_number=self._num_lines)))
-        self._lines[client_id] = line
-        self._handle(socket, lambda frames: self._on_line(client_id, line.numbers, frames))
+        self._num_channels += 1
+        channel = _RequestChannel(socket, encode(replace(ready, channel_number=self._num_channels)))
+        self._channels[client_id] = channel
+        self._handle(socket, lambda frames: self._on_message(client_id, channel.numbers, frames))
 
     def _close_client(self, client_id: ClientId) -> None:
-        socket = self._lines.pop(client_id).socket
+        socket = self._channels.pop(client_id).socket
         self._poller.unregister(socket)
         del self._handlers[socket]
         socket.close()
 
-    def _on_line(self, client_id: ClientId, numbers: NumberedLine, frames: Frames) -> None:
+    def _on_message(self, client_id: ClientId, numbers: SequencedChannel, frames: Frames) -> None:
         """Apply the next message of a client's line; whatever else comes is dropped."""
         try:
-            message = self._decode_line(frames)
+            message = self._decode_message(frames)
         except MalformedMessageError as error:
-            self._drops.drop("malformed message", f"client {client_id}", error)
+            self._drop_counter.drop("malformed message", f"client {client_id}", error)
             return
         if message.client_id != client_id:
-            self._drops.drop("foreign message", f"client {client_id}")
+            self._drop_counter.drop("foreign message", f"client {client_id}")
         elif self._shared.stop_reason is not None:
-            self._drops.drop("stopping", f"client {client_id}")
-        elif (arrival := numbers.accept(message.line_seq)) is Arrival.NEXT:
+            self._drop_counter.drop("stopping", f"client {client_id}")
+        elif (arrival := numbers.accept(message.channel_seq)) is SequenceCheck.NEXT:
             self._shared.receive(message, time.monotonic())
         else:
-            self._drops.drop(arrival.value, f"client {client_id}")
+            self._drop_counter.drop(arrival.value, f"client {client_id}")

@@ -9,11 +9,11 @@ from engine.config import EngineSpec
 from engine.core.lockstep import LockstepCore, LockstepRunner
 from engine.core.protocol import EngineCore
 from engine.parallel.epoch import EpochGroup, close_aside, prepare_epoch
+from engine.parallel.group_member import DPGroupMember, LockstepState, StepVerdict
 from engine.parallel.header import StepHeader, exchange_headers
-from engine.parallel.member import Member, Stance, StepVerdict
 from engine.parallel.store import StoreServer
 from engine.parallel.transport import GroupBrokenError
-from engine.proc.member_line import MemberLine
+from engine.proc.group_inbox import GroupInbox
 from engine.proc.own_address import own_address
 from engine.proc.proc import EngineCoreProc
 from engine.scheduler.plan import Sample, StepPlan
@@ -23,25 +23,25 @@ from engine.wire.messages import ClusterSettings, Membership
 log = logging.getLogger(__name__)
 
 _NOTHING = StepPlan(())
-_PARKED_S = 30.0  # without a word from the coordinator; its group is gone, and somebody else may have its seat
+_PARKED_S = 30.0  # without a word from the coordinator; its group is gone, and somebody else may have its replica
 _LOOK_S = 1.0
 
 
 class DPEngineCoreProc(EngineCoreProc):
-    """Adds waves and epochs to an engine's process; what it decides is in ``Member``.
+    """Adds waves and epochs to an engine's process; what it decides is in ``DPGroupMember``.
 
     The loop alone owns the member, the group and the runner. Groups are prepared in threads of their own, beside the
-    one that steps, and handed over through ``MemberLine``; so is what the coordinator says.
+    one that steps, and handed over through ``GroupInbox``; so is what the coordinator says.
 
     A request is announced for only when the rank is in a group: before that it could only wait.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)
-        self._line = MemberLine(self._shared)
-        self._input.on_group_state = self._line.see
+        self._channel = GroupInbox(self._shared)
+        self._input.on_group_state = self._channel.see
         self._shared.count_collectives = self._count_collectives
-        self._member = Member(spec.engine_id)
+        self._member = DPGroupMember(spec.engine_id)
         self._group: EpochGroup | None = None
         self._standby: EpochGroup | None = None
         self._parked_at = 0.0
@@ -66,13 +66,17 @@ class DPEngineCoreProc(EngineCoreProc):
 
     def _serve_together(self, core: LockstepCore) -> None:
         self._tell(core)
-        while (intake := self._shared.take(self._member.stance is Stance.RUNNING, self._wait_s())) is not None:
+        while (
+            intake := self._shared.take(self._member.lockstep_state is LockstepState.RUNNING, self._wait_s())
+        ) is not None:
             if intake:
                 self._admit(core, intake)
             self._follow(core)
-            if self._member.stance is Stance.RUNNING:
+            if self._member.lockstep_state is LockstepState.RUNNING:
                 self._step_together(core)
-            if self._member.stance is not Stance.RUNNING:  # before it waits: it came to rest for the sake of these
+            if (
+                self._member.lockstep_state is not LockstepState.RUNNING
+            ):  # before it waits: it came to rest for the sake of these
                 self._apply_put_off(core)
                 self._flush(core)
             self._tell(core)
@@ -83,9 +87,9 @@ class DPEngineCoreProc(EngineCoreProc):
         Raises:
             EngineDeadError: it is parked, and nobody has told it anything for too long.
         """
-        if self._member.stance is not Stance.PARKED:
+        if self._member.lockstep_state is not LockstepState.PARKED:
             return None
-        silent_s = time.monotonic() - max(self._parked_at, self._line.heard_at)
+        silent_s = time.monotonic() - max(self._parked_at, self._channel.heard_at)
         if silent_s > _PARKED_S:
             raise EngineDeadError(f"parked, and no word from the coordinator for {silent_s:.0f} s")
         return _LOOK_S
@@ -97,7 +101,9 @@ class DPEngineCoreProc(EngineCoreProc):
 
         It brings no tokens of its own meanwhile, and nor does any other, so the group comes to rest.
         """
-        self._put_off = settings if settings.sleep_level and self._member.stance is Stance.RUNNING else None
+        self._put_off = (
+            settings if settings.sleep_level and self._member.lockstep_state is LockstepState.RUNNING else None
+        )
         if self._put_off is None:
             super()._apply(settings)
         else:
@@ -116,15 +122,15 @@ class DPEngineCoreProc(EngineCoreProc):
 
         It is told at once, because the step that follows may wait for others, and they for what this rank says.
         """
-        state, results = self._line.take_state(), self._line.take_prepared()
+        state, results = self._channel.take_state(), self._channel.take_prepared()
         if state is not None:
-            was_parked = self._member.stance is Stance.PARKED
+            was_parked = self._member.lockstep_state is LockstepState.PARKED
             self._member.on_state(state)
-            if self._member.stance is Stance.PARKED and not was_parked:
+            if self._member.lockstep_state is LockstepState.PARKED and not was_parked:
                 self._parked_at = time.monotonic()
         for epoch, prepared in results:
             self._on_prepared(epoch, prepared)
-        if self._member.stance is Stance.PARKED:
+        if self._member.lockstep_state is LockstepState.PARKED:
             self._drop_group()
         wanted = self._member.to_prepare
         if wanted is not None:
@@ -149,26 +155,26 @@ class DPEngineCoreProc(EngineCoreProc):
         ).start()
 
     def _prepare_aside(self, runner: LockstepRunner, membership: Membership, generation: int) -> None:
-        host, line, epoch = self._host, self._line, membership.epoch
+        host, channel, epoch = self._host, self._channel, membership.epoch
         try:
             group = prepare_epoch(
-                runner, self._spec.engine_id, membership, generation, host, lambda: line.must_leave(epoch)
+                runner, self._spec.engine_id, membership, generation, host, lambda: channel.must_leave(epoch)
             )
         except (GroupBrokenError, StartupError) as error:
             log.warning("epoch %d cannot be prepared: %s", epoch, error)
-            line.post_prepared(epoch, None)
+            channel.post_prepared(epoch, None)
         except Exception:
             log.exception("epoch %d cannot be prepared", epoch)
-            line.post_prepared(epoch, None)
+            channel.post_prepared(epoch, None)
         else:
-            line.post_prepared(epoch, group)
+            channel.post_prepared(epoch, group)
 
     def _on_prepared(self, epoch: int, group: EpochGroup | None) -> None:
         if epoch != self._member.preparing:
             if group is not None:
                 close_aside(group)
         elif group is None:
-            self._line.failed_epoch = epoch
+            self._channel.failed_epoch = epoch
         else:
             self._standby = group
             self._member.on_prepared(epoch)
@@ -177,7 +183,7 @@ class DPEngineCoreProc(EngineCoreProc):
         """Step in the committed group from now on: references change hands, and nothing waits."""
         self._member.on_switched()
         self._drop_group()
-        if self._member.stance is Stance.OUTSIDE:
+        if self._member.lockstep_state is LockstepState.OUTSIDE:
             log.info("left the group at epoch %d", self._member.committed.epoch)
             return
         group, self._standby = self._standby, None
@@ -203,7 +209,7 @@ class DPEngineCoreProc(EngineCoreProc):
     def _step_together(self, core: LockstepCore) -> None:
         """Take one step with all members; one that breaks is discarded and leaves no trace but its time."""
         assert self._group is not None, "who runs is in a group"
-        may_step = self._gate.may_step and self._put_off is None
+        may_step = self._pause_controller.may_step and self._put_off is None
         plan = core.plan() if may_step else _NOTHING
         self._publish(core)  # a report sent while the step takes its time must not count those that run as waiting
         header = self._header(plan, may_step)
@@ -225,9 +231,9 @@ class DPEngineCoreProc(EngineCoreProc):
     def _header(self, plan: StepPlan, may_step: bool) -> StepHeader:
         return self._member.header(
             plan.num_tokens,
-            has_work=self._gate.has_work,
+            has_work=self._pause_controller.has_work,
             paused=not may_step,
-            asleep=self._gate.standing.is_sleeping,
+            asleep=self._pause_controller.applied_settings.is_sleeping,
         )
 
     def _exchange(
@@ -240,11 +246,11 @@ class DPEngineCoreProc(EngineCoreProc):
             if not verdict.runs:
                 return verdict, ()
             samples = runner.run_shared(plan, [header.num_tokens for header in headers])
-            self._line.num_empty_steps += not plan.chunks
+            self._channel.num_empty_steps += not plan.chunks
             return verdict, samples
         finally:
             collective_s = group.collective_s
-            self._line.collective_s += collective_s - self._collective_s
+            self._channel.collective_s += collective_s - self._collective_s
             self._collective_s = collective_s
 
     def _tell_outputs(self, core: LockstepCore, plan: StepPlan, samples: Sequence[Sample]) -> None:
@@ -256,4 +262,4 @@ class DPEngineCoreProc(EngineCoreProc):
     def _tell(self, core: LockstepCore) -> None:
         """Let the next report show where this rank stands."""
         runner = core.lockstep_runner
-        self._line.publish(self._member, runner.num_experts, self._store.endpoint, runner.expert_loads())
+        self._channel.publish(self._member, runner.num_experts, self._store.endpoint, runner.expert_loads())

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 
 import zmq
 
+from engine.proc.client_output_queue import ClientOutputQueue
 from engine.proc.heartbeat import Heartbeat
 from engine.proc.mailbox import Mailbox
-from engine.proc.outbox import Outbox
-from engine.proc.patience import Patience, Verdict
 from engine.proc.shared import SharedState
+from engine.proc.slow_client_detector import SlowClientDetector, Verdict
 from engine.wire.codec import FrameEncoder
 from engine.wire.curve import WireSecurity
 from engine.wire.errors import AddressError
@@ -28,13 +28,13 @@ from engine.wire.sockets import SendOutcome, connect, make_socket
 from engine.wire.tracked import TrackedSends
 
 OUTPUT_HIGH_WATER_MARK = 1000
-"""Frames under way to one client; behind them its outbox merges."""
+"""Frames under way to one client; behind them its output queue merges."""
 
 CLIENT_STALL_S = 5.0
-"""A client that takes nothing from a non-empty outbox for this long gets no more compute until it takes again."""
+"""A client that takes nothing from a non-empty output queue for this long gets no more compute until it takes again."""
 
 CLIENT_DEAD_S = 30.0
-"""A client that takes nothing from a non-empty outbox for this long loses its sequences."""
+"""A client that takes nothing from a non-empty output queue for this long loses its sequences."""
 
 _LINGER_MS = 1000
 _SWEEP_S = 0.2  # how often tensors under way are looked at while nothing is sent
@@ -42,19 +42,21 @@ _SWEEP_S = 0.2  # how often tensors under way are looked at while nothing is sen
 log = logging.getLogger(__name__)
 
 
-class _OutputLine:
-    """One client's PUSH socket and its outbox. is_blocked: the pipe is full, and the poll tells when it has room."""
+class _OutputChannel:
+    """One client's PUSH socket and its output queue. is_blocked: the pipe is full; the poll tells when it has room."""
 
-    def __init__(self, socket: "zmq.Socket[bytes]", outbox: Outbox, patience: Patience) -> None:
+    def __init__(
+        self, socket: "zmq.Socket[bytes]", output_queue: ClientOutputQueue, slow_client_detector: SlowClientDetector
+    ) -> None:
         self.socket = socket
-        self.outbox = outbox
-        self.patience = patience
+        self.output_queue = output_queue
+        self.slow_client_detector = slow_client_detector
         self.heartbeat = Heartbeat(time.monotonic())
         self.is_blocked = False
 
     def wait_s(self, now: float) -> float:
         """Return the seconds until time alone makes something happen here."""
-        return self.patience.wait_s(now) if self.is_blocked else self.heartbeat.wait_s(now)
+        return self.slow_client_detector.wait_s(now) if self.is_blocked else self.heartbeat.wait_s(now)
 
 
 class OutputThread:
@@ -78,7 +80,7 @@ class OutputThread:
         self._mailbox = Mailbox()
         self._encoder = FrameEncoder()
         self._tracked = TrackedSends()
-        self._lines: dict[ClientId, _OutputLine] = {}
+        self._channels: dict[ClientId, _OutputChannel] = {}
         self._poller = zmq.Poller()
         self._poller.register(self._mailbox.fd, zmq.POLLIN)
         self._flush_deadline: float | None = None
@@ -130,29 +132,29 @@ class OutputThread:
                 events = dict(self._poller.poll(self._timeout_ms()))
                 self._mailbox.run_posted()
                 self._tracked.sweep()
-                for line in self._lines.values():
-                    if not line.is_blocked or line.socket in events:
-                        self._beat(line)
-                        self._flush(line)
-                    self._judge(line)
+                for channel in self._channels.values():
+                    if not channel.is_blocked or channel.socket in events:
+                        self._beat(channel)
+                        self._flush(channel)
+                    self._judge(channel)
         except Exception as error:
             log.exception("the output thread failed")
             self._shared.fail(f"the output thread failed: {error}")
         finally:
-            for client_id in list(self._lines):
+            for client_id in list(self._channels):
                 self._close(client_id, linger_ms=_LINGER_MS)
 
     def _is_flushed(self) -> bool:
         if self._flush_deadline is None:
             return False
-        empty = not any(line.outbox.has_frame for line in self._lines.values())
+        empty = not any(channel.output_queue.has_frame for channel in self._channels.values())
         return empty or time.monotonic() >= self._flush_deadline
 
     def _timeout_ms(self) -> int | None:
         now = time.monotonic()
         if self._flush_deadline is not None:
             return max(0, math.ceil((self._flush_deadline - now) * 1000))
-        wait_s = min((line.wait_s(now) for line in self._lines.values()), default=math.inf)
+        wait_s = min((channel.wait_s(now) for channel in self._channels.values()), default=math.inf)
         if self._tracked:
             wait_s = min(wait_s, _SWEEP_S)
         return None if wait_s == math.inf else math.ceil(wait_s * 1000)
@@ -165,80 +167,82 @@ class OutputThread:
             log.warning("client %s gets no outputs: %s", client_id, error)
             socket.close()
             return
-        patience = Patience(self._client_stall_s, self._client_dead_s)
-        self._lines[client_id] = _OutputLine(socket, Outbox(self._engine_id, client_id), patience)
+        slow_client_detector = SlowClientDetector(self._client_stall_s, self._client_dead_s)
+        self._channels[client_id] = _OutputChannel(
+            socket, ClientOutputQueue(self._engine_id, client_id), slow_client_detector
+        )
 
     def _close(self, client_id: ClientId, linger_ms: int = 0) -> None:
-        line = self._lines.pop(client_id, None)
-        if line is not None:
-            self._end_stall(line)
-            self._unblock(line)
-            line.socket.close(linger=linger_ms)
+        channel = self._channels.pop(client_id, None)
+        if channel is not None:
+            self._end_stall(channel)
+            self._unblock(channel)
+            channel.socket.close(linger=linger_ms)
 
     def _put(self, outputs: Mapping[ClientId, list[EngineCoreOutput]], report_seq: int) -> None:
         for client_id, client_outputs in outputs.items():
-            line = self._lines.get(client_id)
-            if line is not None:
-                line.outbox.add(client_outputs, report_seq)
+            channel = self._channels.get(client_id)
+            if channel is not None:
+                channel.output_queue.add(client_outputs, report_seq)
 
     def _put_utility(self, client_id: ClientId, output: UtilityOutput, report_seq: int) -> None:
-        line = self._lines.get(client_id)
-        if line is not None:
-            line.outbox.add_utility(output, report_seq)
+        channel = self._channels.get(client_id)
+        if channel is not None:
+            channel.output_queue.add_utility(output, report_seq)
 
     def _put_notice(self, output: UtilityOutput, report_seq: int) -> None:
-        for line in self._lines.values():
-            line.outbox.add_utility(output, report_seq)
+        for channel in self._channels.values():
+            channel.output_queue.add_utility(output, report_seq)
 
     def _put_last_words(self, reason: str) -> None:
-        for line in self._lines.values():
-            line.outbox.add_last_words(reason)
+        for channel in self._channels.values():
+            channel.output_queue.add_last_words(reason)
 
     def _finish(self, deadline: float) -> None:
         self._flush_deadline = deadline
 
-    def _flush(self, line: _OutputLine) -> None:
-        """Send until the outbox is empty or the pipe is full; a refused frame stays and merges with what follows."""
-        while line.outbox.has_frame:
-            message = line.outbox.peek(self._shared.applied(line.outbox.client_id))
+    def _flush(self, channel: _OutputChannel) -> None:
+        """Send until the queue is empty or the pipe is full; a refused frame stays and merges with what follows."""
+        while channel.output_queue.has_frame:
+            message = channel.output_queue.peek(self._shared.applied(channel.output_queue.client_id))
             frames = self._encoder.encode(message)
-            if self._tracked.send_nowait(line.socket, frames) is not SendOutcome.ACCEPTED:
-                self._block(line)
+            if self._tracked.send_nowait(channel.socket, frames) is not SendOutcome.ACCEPTED:
+                self._block(channel)
                 return
-            line.outbox.sent()
-            line.heartbeat.on_sent(time.monotonic(), is_empty=_is_empty(message))
-            self._end_stall(line)
-        self._unblock(line)
+            channel.output_queue.sent()
+            channel.heartbeat.on_sent(time.monotonic(), is_empty=_is_empty(message))
+            self._end_stall(channel)
+        self._unblock(channel)
 
-    def _beat(self, line: _OutputLine) -> None:
-        if line.heartbeat.wait_s(time.monotonic()) <= 0 and not line.outbox.has_frame:
-            line.outbox.beat()
+    def _beat(self, channel: _OutputChannel) -> None:
+        if channel.heartbeat.wait_s(time.monotonic()) <= 0 and not channel.output_queue.has_frame:
+            channel.output_queue.beat()
 
-    def _block(self, line: _OutputLine) -> None:
+    def _block(self, channel: _OutputChannel) -> None:
         """Leave a full pipe alone until the poll says that it has room again."""
-        line.patience.on_refused(time.monotonic())
-        if not line.is_blocked:
-            line.is_blocked = True
-            self._poller.register(line.socket, zmq.POLLOUT)
+        channel.slow_client_detector.on_refused(time.monotonic())
+        if not channel.is_blocked:
+            channel.is_blocked = True
+            self._poller.register(channel.socket, zmq.POLLOUT)
 
-    def _unblock(self, line: _OutputLine) -> None:
-        if line.is_blocked:
-            line.is_blocked = False
-            self._poller.unregister(line.socket)
+    def _unblock(self, channel: _OutputChannel) -> None:
+        if channel.is_blocked:
+            channel.is_blocked = False
+            self._poller.unregister(channel.socket)
 
-    def _end_stall(self, line: _OutputLine) -> None:
-        if line.patience.on_taken():
-            self._shared.set_stalled(line.outbox.client_id, is_stalled=False)
+    def _end_stall(self, channel: _OutputChannel) -> None:
+        if channel.slow_client_detector.on_taken():
+            self._shared.set_stalled(channel.output_queue.client_id, is_stalled=False)
 
-    def _judge(self, line: _OutputLine) -> None:
-        client_id = line.outbox.client_id
-        verdict = line.patience.judge(time.monotonic())
+    def _judge(self, channel: _OutputChannel) -> None:
+        client_id = channel.output_queue.client_id
+        verdict = channel.slow_client_detector.judge(time.monotonic())
         if verdict is Verdict.STALLED:
             log.warning("client %s takes nothing; it gets no compute until it does", client_id)
             self._shared.set_stalled(client_id, is_stalled=True)
         elif verdict is Verdict.DEAD:
             log.warning("client %s took nothing for %.0f s; freeing its sequences", client_id, self._client_dead_s)
-            line.outbox.clear()
+            channel.output_queue.clear()
             self._shared.free_client(client_id)
 
 

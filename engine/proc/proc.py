@@ -11,11 +11,11 @@ import zmq
 from engine.config import EngineSpec
 from engine.core.protocol import EngineCore
 from engine.core.ready import describe
-from engine.proc.gate import SettingsGate
 from engine.proc.input import InputThread
 from engine.proc.mailbox import Mailbox
 from engine.proc.output import OutputThread
-from engine.proc.report_line import ReportLine
+from engine.proc.pause_controller import PauseController
+from engine.proc.report_channel import ReportChannel
 from engine.proc.shared import ClientGone, ClientStalled, Intake, Received, SharedState
 from engine.wire.messages import (
     AbortRequest,
@@ -50,7 +50,7 @@ class EngineCoreProc:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._mailbox = Mailbox()
         self._shared = SharedState(spec.engine_id, spec.node or socket.gethostname(), self._mailbox.wake)
-        self._gate: SettingsGate  # made when the core is there; the loop's alone
+        self._pause_controller: PauseController  # made when the core is there; the loop's alone
         self._output = OutputThread(self._context, spec.engine_id, self._shared, security=spec.security)
         self._input = InputThread(
             self._context,
@@ -59,7 +59,7 @@ class EngineCoreProc:
             self._mailbox,
             self._shared,
             self._output,
-            self._make_report_line,
+            self._make_report_channel,
             spec.security,
         )
 
@@ -91,7 +91,7 @@ class EngineCoreProc:
     def serve(self, core: EngineCore) -> int:
         """Serve until told to stop; return the exit status: 0, or 1 after a crash, told to every client."""
         try:
-            self._gate = SettingsGate(core, self._spec.engine_id.rank)
+            self._pause_controller = PauseController(core, self._spec.engine_id.rank)
             self._admit(core, self._shared.take_rest())  # the settings: in force before anybody can send a request
             self._shared.set_loaded(core.limits.device)
             self._begin(core)
@@ -113,12 +113,12 @@ class EngineCoreProc:
         self._input.announce(self._describe(core), _JOINED if self._spec.is_joining else ())
 
     def _loop(self, core: EngineCore) -> None:
-        while (intake := self._shared.take(self._gate.has_work)) is not None:
+        while (intake := self._shared.take(self._pause_controller.has_work)) is not None:
             if intake:
                 self._admit(core, intake)
-            if self._gate.has_work:
+            if self._pause_controller.has_work:
                 self._step(core)
-            elif intake and not self._gate.may_step:
+            elif intake and not self._pause_controller.may_step:
                 self._flush(core)
 
     def _admit(self, core: EngineCore, intake: Sequence[Intake]) -> None:
@@ -139,13 +139,13 @@ class EngineCoreProc:
             self._output.put(outputs, report_seq)
 
     def _publish(self, core: EngineCore, num_added: int = 0) -> int:
-        return self._shared.commit(core.load(), core.has_work(), num_added, self._gate.standing)
+        return self._shared.commit(core.load(), core.has_work(), num_added, self._pause_controller.applied_settings)
 
     def _handle(self, core: EngineCore, item: Intake) -> bool:
         """Hand one item to the core; True when it was a sequence, which so leaves the count of the queued."""
         match item:
             case Received(AddRequest() as request, received_at):
-                if self._shared.turns_away or self._gate.is_cordoned:
+                if self._shared.turns_away or self._pause_controller.is_cordoned:
                     self._reroute(request)
                 else:
                     core.add_request(request, received_at)
@@ -169,7 +169,7 @@ class EngineCoreProc:
         self._shared.freeze()
         log.info("settings %d: pause %s, sleep level %d", settings.seq, settings.pause.name, settings.sleep_level)
         set_log_level(settings.log_level or self._spec.log_level)
-        self._gate.apply(settings, self._shared.set_progress)
+        self._pause_controller.apply(settings, self._shared.set_progress)
         self._shared.set_progress("", 1.0)
 
     def _reroute(self, request: AddRequest) -> None:
@@ -208,9 +208,9 @@ class EngineCoreProc:
         self._context.destroy()  # also what a thread that failed left open
         self._mailbox.close()
 
-    def _make_report_line(self) -> ReportLine:
+    def _make_report_channel(self) -> ReportChannel:
         spec = self._spec
-        return ReportLine(
+        return ReportChannel(
             self._context, spec.report_endpoint, self._shared, spec.engine.sim.report_delay_s, spec.security
         )
 

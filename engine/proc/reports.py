@@ -1,4 +1,4 @@
-"""When to report, and the test knob that makes reports late."""
+"""When to report, and the test option that makes reports late."""
 
 from collections import deque
 from typing import Generic, TypeVar
@@ -24,7 +24,7 @@ class ReportPacer:
         self._last_s = now
 
 
-class DelayLine(Generic[M]):
+class DelayQueue(Generic[M]):
     """Holds each item for a fixed time; 0 hands it on at once. Pure."""
 
     def __init__(self, delay_s: float) -> None:

@@ -9,17 +9,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from engine.proc.gate import Standing
+from engine.proc.pause_controller import AppliedSettings
 from engine.wire.errors import EngineDeadError
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import AddRequest, ClusterSettings, EnginePhase, EngineReport, LineMessage, Load
+from engine.wire.messages import AddRequest, ChannelMessage, ClusterSettings, EnginePhase, EngineReport, Load
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
     """A line message, and when it came (monotonic seconds)."""
 
-    message: LineMessage
+    message: ChannelMessage
     received_at: float
 
 
@@ -61,7 +61,7 @@ class SharedState:
         self._num_queued = 0
         self._core_load = Load()
         self._core_has_work = False
-        self._standing = Standing()
+        self._applied_settings = AppliedSettings()
         self._settings_seen = 0
         self._is_woken = False
         self._member_phase: EnginePhase | None = None  # of a lockstep rank: it may have work and yet not step
@@ -96,7 +96,7 @@ class SharedState:
             return self._report.report_seq + 1
 
     def applied(self, client_id: ClientId) -> int:
-        """Return the last contiguous ``line_seq`` received from a client."""
+        """Return the last contiguous ``channel_seq`` received from a client."""
         with self._lock:
             return self._applied.get(client_id, 0)
 
@@ -118,10 +118,10 @@ class SharedState:
 
     # --- input thread -----------------------------------------------------------------------------------------------
 
-    def receive(self, message: LineMessage, received_at: float) -> None:
+    def receive(self, message: ChannelMessage, received_at: float) -> None:
         """Apply the next message of a client's line."""
         with self._lock:
-            self._applied[message.client_id] = message.line_seq
+            self._applied[message.client_id] = message.channel_seq
             self._num_queued += isinstance(message, AddRequest)
             self._put(Received(message, received_at))
 
@@ -168,7 +168,7 @@ class SharedState:
         with self._lock:
             self._changed = False
             report = self._report
-            has_work = (self._core_has_work or bool(self._inbox)) and not self._standing.is_frozen
+            has_work = (self._core_has_work or bool(self._inbox)) and not self._applied_settings.is_frozen
             phase = report.phase
             if phase in (EnginePhase.IDLE, EnginePhase.RUNNING, EnginePhase.PARKED):
                 phase = self._member_phase or (EnginePhase.RUNNING if has_work else EnginePhase.IDLE)
@@ -180,8 +180,8 @@ class SharedState:
                 applied=dict(self._applied),
                 load=replace(self._core_load, num_queued=self._num_queued),
                 coll_seq=self.count_collectives(),
-                settings_seq=self._standing.settings_seq,
-                is_sleeping=self._standing.is_sleeping,
+                settings_seq=self._applied_settings.settings_seq,
+                is_sleeping=self._applied_settings.is_sleeping,
                 is_draining=self._is_draining,
             )
             return self._report
@@ -213,7 +213,9 @@ class SharedState:
     def freeze(self) -> None:
         """Say that no step runs for now, and that this is no hang: settings are being applied."""
         with self._lock:
-            self._standing = Standing(self._standing.settings_seq, self._standing.is_sleeping, is_frozen=True)
+            self._applied_settings = AppliedSettings(
+                self._applied_settings.settings_seq, self._applied_settings.is_sleeping, is_frozen=True
+            )
             self._mark_changed()
 
     def take(self, core_has_work: bool, wait_s: float | None = None) -> list[Intake] | None:
@@ -238,7 +240,9 @@ class SharedState:
         with self._lock:
             return self._drain()
 
-    def commit(self, load: Load, has_work: bool, num_taken: int = 0, standing: Standing | None = None) -> int:
+    def commit(
+        self, load: Load, has_work: bool, num_taken: int = 0, applied_settings: AppliedSettings | None = None
+    ) -> int:
         """Publish the core's counters; return the number of the first report that reflects them.
 
         num_taken: sequences taken from the inbox that these counters include for the first time. standing: how far the
@@ -246,10 +250,10 @@ class SharedState:
         """
         with self._lock:
             self._num_queued -= num_taken
-            standing = standing or self._standing
-            state = (load, has_work, standing)
-            if state != (self._core_load, self._core_has_work, self._standing) or num_taken:
-                self._core_load, self._core_has_work, self._standing = state
+            applied_settings = applied_settings or self._applied_settings
+            state = (load, has_work, applied_settings)
+            if state != (self._core_load, self._core_has_work, self._applied_settings) or num_taken:
+                self._core_load, self._core_has_work, self._applied_settings = state
                 self._mark_changed()
             return self._report.report_seq + 1
 

@@ -44,7 +44,7 @@ class TorchRunner:
         cache sized by what is free must leave.
 
         Raises:
-            StartupError: model, device, dtype, lengths and memory do not fit together; names the knob.
+            StartupError: model, device, dtype, lengths and memory do not fit together; names the option.
         """
         torch.set_num_threads(model.num_threads)  # of the whole process: ranks with more threads than cores collapse
         register_attention()

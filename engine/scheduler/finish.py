@@ -15,14 +15,14 @@ def stops_at(sequence: SequenceState, token_id: int, eos_token_ids: frozenset[in
     return token_id in sampling.stop_token_ids or (token_id in eos_token_ids and not sampling.ignore_eos)
 
 
-def only_scores(sequence: SequenceState) -> bool:
+def returns_only_logprobs(sequence: SequenceState) -> bool:
     """Tell whether the sequence is there for its prompt's log-probabilities alone: it ends without a token."""
     return sequence.sampling.max_tokens == 0 and sequence.awaits_prompt_logprobs
 
 
 def draws_nothing(sequence: SequenceState) -> bool:
     """Tell whether the sequence runs its prompt and ends without a token."""
-    return sequence.pooling is not None or only_scores(sequence)
+    return sequence.pooling is not None or returns_only_logprobs(sequence)
 
 
 def is_full(sequence: SequenceState, max_len: int) -> bool:

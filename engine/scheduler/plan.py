@@ -34,7 +34,7 @@ class SequenceState:
     cache_salt: sequences share cached blocks only with those of the same salt; None is a salt of its own.
     num_cached: tokens that the prefix cache held when this attempt began to run.
     block_hashes: names of its first full blocks, as far as they were needed (see ``prefix_cache.py``).
-    is_promoted: it was overtaken for so long that it comes before every priority now (see ``roster.py``).
+    is_promoted: it was overtaken for so long that it comes before every priority now (see ``request_queues.py``).
     prompt_embeds: [num_prompt_tokens, hidden_size], instead of the embeddings of the prompt's tokens, which are
         placeholders then.
     pooling: it ends with a vector of its prompt, and draws no token.

@@ -7,7 +7,7 @@ from engine.config import SchedulerConfig
 from engine.scheduler.blocks import BlockHash, BlockPool
 from engine.scheduler.plan import ScheduledChunk, SequenceState, StepPlan
 from engine.scheduler.prefix_cache import PrefixCache
-from engine.scheduler.roster import Roster
+from engine.scheduler.request_queues import RequestQueues
 from engine.scheduler.waiting import order, rank
 
 
@@ -37,29 +37,31 @@ class Planner:
     part of its own beginning. Nobody is deferred for one that comes later in ``order``, so a promoted one not for long.
     """
 
-    def __init__(self, config: SchedulerConfig, roster: Roster, pool: BlockPool, cache: PrefixCache) -> None:
+    def __init__(
+        self, config: SchedulerConfig, request_queues: RequestQueues, pool: BlockPool, cache: PrefixCache
+    ) -> None:
         self._max_num_seqs = config.max_num_seqs
         self._max_num_tokens = config.max_num_batched_tokens
-        self._roster = roster
+        self._queues = request_queues
         self._pool = pool
         self._cache = cache
 
     def plan(self) -> StepPlan:
         """Admit, preempt and take blocks for one step; no sequence moves forward."""
-        self._roster.give_turn()
+        self._queues.give_turn()
         self._make_way()
-        num_preemptions = self._roster.num_preemptions
+        num_preemptions = self._queues.num_preemptions
         draft = _Draft(self._max_num_tokens)
         self._plan_decodes(draft)
         # Nobody is admitted when a decode had to preempt: the victim would come straight back.
-        may_admit = self._roster.num_preemptions == num_preemptions
+        may_admit = self._queues.num_preemptions == num_preemptions
         self._plan_prefills(draft, may_admit=may_admit)
         return StepPlan(draft.chunks)
 
     # --- filling ----------------------------------------------------------------------------------------------------
 
     def _plan_decodes(self, draft: _Draft) -> None:
-        for sequence in list(self._roster.running):
+        for sequence in list(self._queues.running):
             if draft.room == 0:
                 break
             start = sequence.num_computed
@@ -69,7 +71,7 @@ class Planner:
                 draft.room -= 1
 
     def _plan_prefills(self, draft: _Draft, *, may_admit: bool) -> None:
-        under_way = [s for s in self._roster.running if len(s.token_ids) - s.num_computed > 1]
+        under_way = [s for s in self._queues.running if len(s.token_ids) - s.num_computed > 1]
         for sequence in under_way:
             if may_admit:
                 self._plan_admissions(draft, before=sequence)
@@ -91,8 +93,8 @@ class Planner:
             draft.computing[index].add(name)
 
     def _plan_admissions(self, draft: _Draft, before: SequenceState | None = None) -> None:
-        while draft.room > 0 and len(self._roster.running) + draft.num_deferred < self._max_num_seqs:
-            head = self._roster.waiting.at(draft.num_deferred)
+        while draft.room > 0 and len(self._queues.running) + draft.num_deferred < self._max_num_seqs:
+            head = self._queues.waiting.at(draft.num_deferred)
             if head is None or (before is not None and order(before) < order(head)):
                 break
             if self._defer(draft, head):
@@ -115,7 +117,7 @@ class Planner:
     def _admit(self, draft: _Draft, sequence: SequenceState) -> bool:
         hits = self._cache.find(sequence)
         num_free = self._pool.num_free - draft.num_deferred_blocks
-        if not self._fits(self._demand(sequence, hits), num_free, len(self._roster.running) + draft.num_deferred):
+        if not self._fits(self._demand(sequence, hits), num_free, len(self._queues.running) + draft.num_deferred):
             return False
         self._pool.share(hits)
         blocks = self._pool.allocate(self._pool.blocks_for(len(sequence.token_ids)) - len(hits))
@@ -123,12 +125,12 @@ class Planner:
         num_computed = len(hits) * self._pool.block_size
         if sequence.scheduled_at is None:
             sequence.num_cached = num_computed
-        self._roster.admit(sequence, hits + blocks, num_computed)
+        self._queues.admit(sequence, hits + blocks, num_computed)
         return True
 
     def _make_way(self) -> None:
         """Preempt running sequences of a strictly worse rank, last first, when the first that waits then fits."""
-        head, running = self._roster.waiting.first(), self._roster.running
+        head, running = self._queues.waiting.first(), self._queues.running
         if head is None or not running or rank(running[-1]) <= rank(head):
             return
         hits = self._cache.find(head)
@@ -144,7 +146,7 @@ class Planner:
             num_free += self._pool.num_exclusive(set(victim.block_table).difference(hits)) + self._needs_block(victim)
             num_victims += 1
         for victim in worse[:num_victims]:
-            self._roster.preempt(victim)
+            self._queues.preempt(victim)
 
     def _demand(self, sequence: SequenceState, hits: list[int]) -> int:
         """Return how many free blocks a waiting sequence needs: new ones, and hits that nobody uses now."""
@@ -167,8 +169,8 @@ class Planner:
             if blocks is not None:
                 sequence.block_table += blocks
                 continue
-            victim = self._roster.running[-1]
-            self._roster.preempt(victim)
+            victim = self._queues.running[-1]
+            self._queues.preempt(victim)
             if victim is sequence:
                 return False
         return True

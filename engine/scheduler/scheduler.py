@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from engine.config import SchedulerConfig
 from engine.core.protocol import RunnerLimits
 from engine.scheduler.blocks import BlockPool
-from engine.scheduler.finish import draws_nothing, is_full, only_scores, stops_at
+from engine.scheduler.finish import draws_nothing, is_full, returns_only_logprobs, stops_at
+from engine.scheduler.output_builder import OutputBuilder
 from engine.scheduler.plan import Sample, ScheduledChunk, SequenceKey, SequenceState, StepPlan
 from engine.scheduler.planner import Planner
 from engine.scheduler.prefix_cache import PrefixCache
-from engine.scheduler.replies import Replies
-from engine.scheduler.roster import Roster
+from engine.scheduler.request_queues import RequestQueues
 from engine.wire.ids import ClientId
 from engine.wire.messages import EngineCoreOutput, ErrorKind, FinishReason, Load
 
@@ -23,7 +23,7 @@ class Scheduler:
     ``plan`` starts from the same tokens, and of what it would have written nothing can be found. Whoever leaves between
     ``plan`` and ``apply`` keeps its blocks until then, because the runner may still write them.
 
-    Invariant: ``_sequences`` holds everybody in the roster who is not doomed.
+    Invariant: ``_sequences`` holds everybody in the request queues who is not doomed.
     """
 
     def __init__(self, config: SchedulerConfig, limits: RunnerLimits) -> None:
@@ -32,13 +32,13 @@ class Scheduler:
         self._eos_token_ids = limits.eos_token_ids
         self._pool = BlockPool(limits.num_blocks, limits.block_size)
         self._cache = PrefixCache(self._pool, enabled=config.enable_prefix_caching)
-        self._roster = Roster(self._pool)
-        self._planner = Planner(config, self._roster, self._pool, self._cache)
+        self._queues = RequestQueues(self._pool)
+        self._planner = Planner(config, self._queues, self._pool, self._cache)
         # A sequence longer than the whole pool could never be admitted again after a preemption.
         self.max_len = min(limits.max_model_len, self._pool.num_tokens)
         self._sequences: dict[SequenceKey, SequenceState] = {}
         self._doomed: dict[SequenceState, FinishReason | None] = {}
-        self._replies = Replies()
+        self._output_builder = OutputBuilder()
         self._planned: StepPlan | None = None
         self._num_steps = 0
         self._num_prompt_tokens = 0
@@ -61,14 +61,14 @@ class Scheduler:
                 return
             self._drop(live, FinishReason.ABORT)
         if is_full(sequence, self.max_len) and not draws_nothing(sequence):
-            self._replies.end(sequence, FinishReason.LENGTH)
+            self._output_builder.end(sequence, FinishReason.LENGTH)
             return
         self._sequences[sequence.key] = sequence
-        self._roster.arrive(sequence)
+        self._queues.arrive(sequence)
 
     def refuse(self, sequence: SequenceState, error: str) -> None:
         """End a sequence that was never added, with one sentence for the user, whose fault it is."""
-        self._replies.end(sequence, FinishReason.ERROR, error=error, error_kind=ErrorKind.REQUEST)
+        self._output_builder.end(sequence, FinishReason.ERROR, error=error, error_kind=ErrorKind.REQUEST)
 
     def abort(self, key: SequenceKey, attempt: int) -> None:
         """End a sequence with ABORT; an unknown one, or another attempt of it, is left alone."""
@@ -88,30 +88,30 @@ class Scheduler:
         for sequence in self._doomed:
             if sequence.client_id == client_id:
                 self._doomed[sequence] = None
-        self._replies.forget(client_id)
+        self._output_builder.forget(client_id)
 
     def stall_client(self, client_id: ClientId) -> None:
         """Give a client's sequences no more compute, seats and blocks until ``resume_client``."""
-        self._roster.stall(client_id)
+        self._queues.stall(client_id)
         self._settle()
 
     def resume_client(self, client_id: ClientId) -> None:
         """Let the sequences of a client that was stalled go on."""
-        self._roster.resume(client_id)
+        self._queues.resume(client_id)
 
     # --- pauses -----------------------------------------------------------------------------------------------------
 
-    def hold_newcomers(self) -> None:
-        """Let whoever comes from now on wait until ``release_newcomers``; idempotent."""
-        self._roster.hold()
+    def hold_new_requests(self) -> None:
+        """Let whoever comes from now on wait until ``release_held_requests``; idempotent."""
+        self._queues.hold()
 
-    def release_newcomers(self) -> None:
-        """Let those who came since ``hold_newcomers`` run like everybody else; idempotent."""
-        self._roster.release()
+    def release_held_requests(self) -> None:
+        """Let those who came since ``hold_new_requests`` run like everybody else; idempotent."""
+        self._queues.release()
 
     def has_earlier(self) -> bool:
         """Tell whether anybody has not ended who is not held back."""
-        return self._roster.has_earlier
+        return self._queues.has_earlier
 
     def abort_earlier(self) -> None:
         """End everybody who is not held back with ABORT."""
@@ -121,8 +121,8 @@ class Scheduler:
     def preempt_all(self) -> None:
         """Take seats and blocks from everybody and forget what the cache holds: its memory is about to go."""
         self._planned = None
-        for sequence in list(self._roster.running):
-            self._roster.preempt(sequence)
+        for sequence in list(self._queues.running):
+            self._queues.preempt(sequence)
         self._settle()
         empty = self._cache.reset()
         assert empty, "nobody uses a block any more"
@@ -158,29 +158,29 @@ class Scheduler:
         assert next(sampling, None) is None, "more samples than chunks that sample"
         self._settle()
         self._num_steps += bool(plan.chunks)
-        return self._replies.take()
+        return self._output_builder.take()
 
     def flush(self) -> dict[ClientId, list[EngineCoreOutput]]:
         """Return what there is to say without running anything; an outstanding plan is dropped."""
         self._planned = None
         self._settle()
-        return self._replies.take()
+        return self._output_builder.take()
 
     def has_work(self) -> bool:
         """Tell whether a step would run a token or deliver an output; stalled clients are no work."""
-        return bool(self._roster.can_run or self._replies)
+        return bool(self._queues.can_run or self._output_builder)
 
     def load(self) -> Load:
         """Return the counters as they are now; between ``plan`` and ``apply`` those planned for the first time run."""
         return Load(
-            num_waiting=self._roster.num_waiting,
-            num_running=len(self._roster.running),
-            num_waiting_tokens=self._roster.num_waiting_tokens,
+            num_waiting=self._queues.num_waiting,
+            num_running=len(self._queues.running),
+            num_waiting_tokens=self._queues.num_waiting_tokens,
             kv_usage=self._pool.usage,
             num_steps=self._num_steps,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generation_tokens=self._num_generation_tokens,
-            num_preemptions=self._roster.num_preemptions,
+            num_preemptions=self._queues.num_preemptions,
             num_prefix_query_tokens=self._num_prefix_query_tokens,
             num_prefix_hit_tokens=self._num_prefix_hit_tokens,
         )
@@ -212,7 +212,7 @@ class Scheduler:
             self._num_prompt_tokens += sequence.num_prompt_tokens
         if sample.pooled is not None:
             self._finish(sequence, FinishReason.STOP, sample)
-        elif only_scores(sequence):
+        elif returns_only_logprobs(sequence):
             self._finish(sequence, FinishReason.LENGTH, sample)
         elif stops_at(sequence, sample.token_id, self._eos_token_ids):
             self._finish(sequence, FinishReason.STOP, sample, stop_token_id=sample.token_id)
@@ -220,7 +220,7 @@ class Scheduler:
             sequence.token_ids.append(sample.token_id)
             self._num_generation_tokens += 1
             full = is_full(sequence, self.max_len)
-            self._replies.token(sequence, sample, FinishReason.LENGTH if full else None)
+            self._output_builder.token(sequence, sample, FinishReason.LENGTH if full else None)
             if full:
                 self._leave(sequence)
 
@@ -230,7 +230,7 @@ class Scheduler:
         self, sequence: SequenceState, reason: FinishReason, sample: Sample, stop_token_id: int | None = None
     ) -> None:
         """End a sequence whose last sample is no token of its text."""
-        self._replies.end(
+        self._output_builder.end(
             sequence,
             reason,
             stop_token_id=stop_token_id,
@@ -243,7 +243,7 @@ class Scheduler:
 
     def _leave(self, sequence: SequenceState) -> None:
         del self._sequences[sequence.key]
-        self._roster.leave(sequence)
+        self._queues.leave(sequence)
 
     def _drop(self, sequence: SequenceState, reason: FinishReason | None) -> None:
         """End a sequence from outside: now, or on apply when a plan is out. No reason means that nobody is told."""
@@ -256,8 +256,8 @@ class Scheduler:
         if self._planned is not None:
             return
         for sequence, reason in self._doomed.items():
-            self._roster.leave(sequence)
+            self._queues.leave(sequence)
             if reason is not None:
-                self._replies.end(sequence, reason)
+                self._output_builder.end(sequence, reason)
         self._doomed.clear()
-        self._roster.set_stalled_aside()
+        self._queues.set_stalled_aside()

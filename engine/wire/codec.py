@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from engine.wire.errors import MalformedMessageError
-from engine.wire.messages import EngineCoreOutputs, EngineReady, LineMessage, Report, StateMessage
+from engine.wire.messages import ChannelMessage, EngineCoreOutputs, EngineReady, Report, StateMessage
 from engine.wire.tensors import Buffer, TensorFrames
 
 M = TypeVar("M")
@@ -93,18 +93,18 @@ class Decoder(Generic[M]):
         return message
 
 
-def line_decoder() -> "Decoder[LineMessage]":
+def channel_decoder() -> "Decoder[ChannelMessage]":
     """Return a decoder for what a client sends to an engine."""
-    return Decoder(LineMessage)
+    return Decoder(ChannelMessage)
 
 
 def ready_decoder() -> "Decoder[EngineReady]":
-    """Return a decoder for what an engine sends back on the request line."""
+    """Return a decoder for what an engine sends back on the request channel."""
     return Decoder(EngineReady)
 
 
 def output_decoder() -> "Decoder[EngineCoreOutputs]":
-    """Return a decoder for the output line."""
+    """Return a decoder for the output channel."""
     return Decoder(EngineCoreOutputs)
 
 

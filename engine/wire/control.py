@@ -13,7 +13,7 @@ class Membership(Struct, array_like=True, frozen=True):
     expert_placement: ascending expert ids of each member; empty for independent ranks.
     store_address: endpoint where the members of a lockstep group meet to connect; one of theirs.
     held: expert ids each member holds already, for peers to hand over; empty when nobody can be asked.
-    rebalance_seq: the newest wish to place experts anew (``ClusterSettings``) that the placement follows.
+    rebalance_seq: the newest request to place experts anew (``ClusterSettings``) that the placement follows.
     """
 
     epoch: int
@@ -55,11 +55,11 @@ class PauseMode(IntEnum):
 
 
 class ClusterSettings(Struct, array_like=True, frozen=True):
-    """What the operator wants of the whole deployment: desired state, applied by a refilled rank before it is ready.
+    """What the operator wants of the whole deployment: desired state, applied by a replaced rank before it is ready.
 
     seq: rises with every change. sleep_level: 0 awake, 1 weights off the device, 2 weights dropped.
     cordoned: ranks that take no new requests. log_level: empty leaves every process its own.
-    rebalance_seq: rises with every wish to place experts anew by their measured load.
+    rebalance_seq: rises with every request to place experts anew by their measured load.
     """
 
     seq: int = 0

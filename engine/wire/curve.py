@@ -1,4 +1,4 @@
-"""CURVE on the lines between hosts: the deployment's keys, and the doorkeeper of a process's bound sockets."""
+"""CURVE on the lines between hosts: the deployment's keys, and the ZAP authenticator of a process's bound sockets."""
 
 import logging
 import threading
@@ -61,7 +61,7 @@ def draw_keys() -> WireSecurity:
 
 
 def secure_server(socket: "zmq.Socket[bytes]", security: WireSecurity) -> None:
-    """Let a socket that will bind speak CURVE only, and let nobody in while no ``Doorkeeper`` answers for it."""
+    """Let a socket that will bind speak CURVE only, and let nobody in while no ``ZapAuthenticator`` answers for it."""
     assert security.server_secret is not None, "a process that binds needs the server's secret key"
     socket.set(zmq.CURVE_SERVER, 1)
     socket.set(zmq.CURVE_SECRETKEY, security.server_secret.encode())
@@ -76,7 +76,7 @@ def secure_member(socket: "zmq.Socket[bytes]", security: WireSecurity) -> None:
     socket.set(zmq.CURVE_SECRETKEY, security.member_secret.encode())
 
 
-class Doorkeeper:
+class ZapAuthenticator:
     """Lets members in at the bound sockets of one context, and counts whom ZeroMQ or it turned away.
 
     ZeroMQ asks it about each peer that knows the server's key (ZAP, https://rfc.zeromq.org/spec/27/) and tells it of

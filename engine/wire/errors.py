@@ -1,7 +1,7 @@
 """The error tree of Shoal. Each error carries ids and says in its docstring whether a retry helps.
 
 ShoalError
-├── StartupError            a part of the deployment did not come up; names the part and the knob
+├── StartupError            a part of the deployment did not come up; names the part and the option
 ├── WireError
 │   ├── MalformedMessageError   bytes that are no message of ours; counted and dropped by every receiver
 │   └── AddressError            an endpoint that cannot be bound or connected

@@ -14,8 +14,8 @@ Number = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
 class EngineId(Struct, array_like=True, frozen=True, order=True, gc=False):
     """One life of one data-parallel member.
 
-    rank: stable name of the seat, a small int >= 0; members need not be contiguous.
-    incarnation: counts the lives of that seat from 1, so that frames of a dead predecessor are recognisable.
+    rank: stable name of the replica, a small int >= 0; members need not be contiguous.
+    incarnation: counts the lives of that replica from 1, so that frames of a dead predecessor are recognisable.
     """
 
     rank: Number
@@ -40,8 +40,8 @@ class EngineId(Struct, array_like=True, frozen=True, order=True, gc=False):
 class ClientId(Struct, array_like=True, frozen=True, order=True, gc=False):
     """One life of one API process's client.
 
-    index: the seat of the API process, 0..K-1.
-    incarnation: counts the lives of that seat from 1; a restarted process takes nothing meant for its predecessor.
+    index: the replica of the API process, 0..K-1.
+    incarnation: counts the lives of that replica from 1; a restarted process takes nothing meant for its predecessor.
     """
 
     index: Number

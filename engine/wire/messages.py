@@ -19,10 +19,10 @@ from engine.wire.control import PauseMode as PauseMode
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.load import Load as Load
 from engine.wire.logprobs import Logprobs
+from engine.wire.replicas import ReplicaInfo as ReplicaInfo
+from engine.wire.replicas import ReplicaState as ReplicaState
+from engine.wire.replicas import Suspect as Suspect
 from engine.wire.sampling import PoolingParams, SamplingParams
-from engine.wire.seats import Seat as Seat
-from engine.wire.seats import SeatState as SeatState
-from engine.wire.seats import Suspect as Suspect
 from engine.wire.tensors import Tensor
 
 EEP_NOTIFICATION_CALL_ID = -1
@@ -38,13 +38,14 @@ class EEPNotification(StrEnum):
     SHUTDOWN_COMPLETE = "SHUTDOWN_COMPLETE"  # it was asked to leave, and sends nothing more
 
 
-# --- client -> engine: the request line (section 1) -----------------------------------------------------------------
+# --- client -> engine: the request channel (section 1)
+# -----------------------------------------------------------------
 
 
 class AddRequest(Struct, array_like=True, tag=1):
     """Start (or, with output tokens, resume) one sequence on one engine.
 
-    client_id, line_seq: stamped by the client when it sends; ``line_seq`` counts this client's messages to this
+    client_id, channel_seq: stamped by the client when it sends; ``channel_seq`` counts this client's messages to this
         EngineId from 1, ADD, ABORT and UTILITY alike.
     request_id: from ``RequestIds``, the same for all samples of a request.
     sample_index: 0..n-1.
@@ -59,7 +60,7 @@ class AddRequest(Struct, array_like=True, tag=1):
     """
 
     client_id: ClientId
-    line_seq: int
+    channel_seq: int
     request_id: int
     sample_index: int
     attempt: int
@@ -77,7 +78,7 @@ class AbortRequest(Struct, array_like=True, tag=2):
     """Free one sequence. An unknown sequence, or another attempt of it, is acknowledged alike (by ``applied``)."""
 
     client_id: ClientId
-    line_seq: int
+    channel_seq: int
     request_id: int
     sample_index: int
     attempt: int
@@ -87,16 +88,17 @@ class UtilityRequest(Struct, array_like=True, tag=3):
     """Call a registered method of the engine; answered by one ``UtilityOutput`` with the same ``call_id``."""
 
     client_id: ClientId
-    line_seq: int
+    channel_seq: int
     call_id: int
     method: str
     args: list[Any]
 
 
-LineMessage = AddRequest | AbortRequest | UtilityRequest
+ChannelMessage = AddRequest | AbortRequest | UtilityRequest
 
 
-# --- engine -> client, on the request line --------------------------------------------------------------------------
+# --- engine -> client, on the request channel
+# --------------------------------------------------------------------------
 
 
 class EngineReady(Struct, array_like=True, frozen=True):
@@ -109,7 +111,7 @@ class EngineReady(Struct, array_like=True, frozen=True):
     features: what this engine can do beside drawing tokens from tokens: ``logprobs``, ``grammar``, ``prompt_embeds``,
         ``pooling``.
     hidden_size: numbers of one embedding or pooled vector.
-    line_number: counts the lines that the engine has opened, from 1; 0 is always a new one.
+    channel_number: counts the lines that the engine has opened, from 1; 0 is always a new one.
     config: the values that ``config_hash`` covers, see ``config_values``; for whoever must say what differs.
 
     A line begins here: both sides count from 1 behind it. Until the client has said something the same EngineReady is
@@ -130,11 +132,12 @@ class EngineReady(Struct, array_like=True, frozen=True):
     pid: int
     features: tuple[str, ...] = ()
     hidden_size: int = 0
-    line_number: int = 0
+    channel_number: int = 0
     config: dict[str, str] = {}
 
 
-# --- engine -> client: the output line ------------------------------------------------------------------------------
+# --- engine -> client: the output channel
+# ------------------------------------------------------------------------------
 
 
 class FinishReason(IntEnum):
@@ -201,7 +204,7 @@ class EngineCoreOutputs(Struct, array_like=True):
     """One message per step per client.
 
     out_seq: counts the frames of this (engine, client) pair from 1.
-    applied: last contiguous ``line_seq`` of this client that the engine has applied.
+    applied: last contiguous ``channel_seq`` of this client that the engine has applied.
     report_seq: number of the first EngineReport that reflects this step.
     dead: last words; the engine died of this reason and sends nothing more.
     """
@@ -216,7 +219,8 @@ class EngineCoreOutputs(Struct, array_like=True):
     dead: str | None = None
 
 
-# --- everybody -> coordinator: the report line (section 3) ----------------------------------------------------------
+# --- everybody -> coordinator: the report channel (section 3)
+# ----------------------------------------------------------
 
 
 class EnginePhase(IntEnum):
@@ -232,7 +236,7 @@ class EnginePhase(IntEnum):
 class EngineReport(Struct, array_like=True, frozen=True, tag=1):
     """Whole state of one engine, numbered; the newest wins and loss or repetition needs no other rule.
 
-    applied: client -> last contiguous ``line_seq`` applied.
+    applied: client -> last contiguous ``channel_seq`` applied.
     detail, progress: what a LOADING engine is doing, and how far it is (0..1).
     settings_seq: number of the newest ``ClusterSettings`` that are in force here; a pause is in force once no step will
         run any more.
@@ -275,8 +279,10 @@ class ClientInfo(Struct, array_like=True, frozen=True):
 class ClientReport(Struct, array_like=True, frozen=True, tag=2):
     """A client says that it lives, and where. ``leaving`` takes it out of the group at once.
 
-    wave_wanted: it sent a request while the whole lockstep group was idle in the wave before this one, and wishes that
-        it be started. One hop shorter than the idle engine's own report; nothing is right or wrong by it. 0: no wish.
+    wave_wanted: it sent a request while the whole lockstep group was idle in the wave before this one, and requests
+    that
+        it be started. One hop shorter than the idle engine's own report; nothing is right or wrong by it. 0: no
+        request.
     """
 
     report_seq: int
@@ -288,14 +294,14 @@ class ClientReport(Struct, array_like=True, frozen=True, tag=2):
 class SupervisorReport(Struct, array_like=True, frozen=True, tag=3):
     """What the supervisor wants and what its hosts have confirmed; whole and numbered like every report.
 
-    seats: every seat of the deployment. A DEAD seat is a death confirmed by its host (section 6).
+    replicas: every replica of the deployment. A DEAD replica is a death confirmed by its host (section 6).
     dismissed: engines that must exit.
     gone_clients: clients whose process the supervisor saw end.
     settings: what the operator wants.
     """
 
     report_seq: int
-    seats: list[Seat]
+    replicas: list[ReplicaInfo]
     dismissed: list[EngineId]
     gone_clients: list[ClientId]
     settings: ClusterSettings = ClusterSettings()
@@ -304,7 +310,8 @@ class SupervisorReport(Struct, array_like=True, frozen=True, tag=3):
 Report = EngineReport | ClientReport | SupervisorReport
 
 
-# --- coordinator -> everybody: the state line (section 3) -----------------------------------------------------------
+# --- coordinator -> everybody: the state channel (section 3)
+# -----------------------------------------------------------
 
 
 class GroupState(Struct, array_like=True, frozen=True, tag=1):
@@ -323,7 +330,7 @@ class GroupState(Struct, array_like=True, frozen=True, tag=1):
     wave_started: int
     pause: int
     clients: list[ClientInfo]
-    seats: list[Seat]
+    replicas: list[ReplicaInfo]
     settings: ClusterSettings = ClusterSettings()
     suspects: list[Suspect] = []
 

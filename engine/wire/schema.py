@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from engine.wire import control, ids, load, logprobs, messages, sampling, seats
+from engine.wire import control, ids, load, logprobs, messages, replicas, sampling
 
 
 def describe_wire() -> dict[str, Any]:
@@ -20,7 +20,7 @@ def describe_wire() -> dict[str, Any]:
     enum ``{"members": ["NAME = value", ...]}``.
     """
     described: dict[str, Any] = {}
-    for module in (ids, sampling, logprobs, load, seats, control, messages):
+    for module in (ids, sampling, logprobs, load, replicas, control, messages):
         for name, member in vars(module).items():
             if not isinstance(member, type) or member.__module__ != module.__name__:
                 continue

@@ -96,7 +96,7 @@ def make_socket(
     """Make a socket with all options of its kind set, not yet bound or connected.
 
     identity: routing id of a DEALER. topics: subscriptions of an XSUB. security: keys of a line that speaks CURVE; a
-    process that binds such lines also keeps a ``Doorkeeper``.
+    process that binds such lines also keeps a ``ZapAuthenticator``.
     """
     socket = context.socket(socket_type)
     socket.set(zmq.LINGER, 0)

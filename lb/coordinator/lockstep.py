@@ -1,4 +1,4 @@
-"""Who is in the lockstep group, and how it gets from one membership to the next. Pure: reports and seats in.
+"""Who is in the lockstep group, and how it gets from one membership to the next. Pure: reports and replicas in.
 
 An epoch number names one attempt and is never used again: each generation of the coordinator counts in a range of its
 own, because a successor may not have heard of the last attempts. Two ways lead from one membership to the next:
@@ -13,7 +13,7 @@ direct: a member died, or a member's group broke. The live members leave whateve
 from collections.abc import Mapping
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, EngineReport, Membership, Seat, SeatState
+from engine.wire.messages import EnginePhase, EngineReport, Membership, ReplicaInfo, ReplicaState
 from lb.placement import num_replicas, place_experts
 from lb.waves import Waves
 
@@ -24,9 +24,9 @@ _EPOCHS_PER_GENERATION = 1_000_000
 
 
 class LockstepGroup:
-    """Decides memberships and waves. ``update`` is to be called whenever a report or the seats changed.
+    """Decides memberships and waves. ``update`` is to be called whenever a report or the replicas changed.
 
-    Nothing is proposed or put in force before the seats are known and every member has been heard: who is silent may
+    Nothing is proposed or put in force before the replicas are known and every member has been heard: who is silent may
     live, and may be further than the others.
 
     committed: the membership in force. proposal: the one that is being prepared, if any. direct: the way it takes.
@@ -46,7 +46,7 @@ class LockstepGroup:
         self._num_redundant = num_redundant_experts
         self._max_epoch = (generation - 1) * _EPOCHS_PER_GENERATION
         self._reports: Mapping[int, EngineReport] = {}
-        self._seats: Mapping[int, Seat] = {}
+        self._replicas: Mapping[int, ReplicaInfo] = {}
         self._rebalance_seq = 0
 
     @property
@@ -65,12 +65,12 @@ class LockstepGroup:
             and (is_whole or all(report.phase is EnginePhase.PARKED for report in members))
         )
 
-    def update(self, reports: Mapping[int, EngineReport], seats: Mapping[int, Seat]) -> bool:
-        """Look at everybody's newest report and at the seats; True when something is to be published.
+    def update(self, reports: Mapping[int, EngineReport], replicas: Mapping[int, ReplicaInfo]) -> bool:
+        """Look at everybody's newest report and at the replicas; True when something is to be published.
 
-        reports: by rank. seats: by rank, as the supervisor reported them; empty before it was heard.
+        reports: by rank. replicas: by rank, as the supervisor reported them; empty before it was heard.
         """
-        self._reports, self._seats = reports, seats
+        self._reports, self._replicas = reports, replicas
         before = (self.committed, self.proposal, self.direct, self.waves.started)
         self._learn()
         if self._knows_everybody() and not self._heal() and not self._commit():
@@ -79,15 +79,15 @@ class LockstepGroup:
         return before != (self.committed, self.proposal, self.direct, self.waves.started)
 
     def on_first_request(self, wave: int) -> bool:
-        """Start a wave that a client wishes for, see ``Waves``; True when something is to be published."""
+        """Start a wave that a client requests for, see ``Waves``; True when something is to be published."""
         members = self._members()
         return bool(members) and self.waves.on_first_request(wave, members)
 
     def rebalance(self, seq: int) -> None:
         """Place experts anew, by how often each was chosen, unless that was done since it was wished for.
 
-        seq: of the newest wish. What is in force says which one it follows, so a wish is neither lost with an attempt
-        that comes to nothing nor fulfilled again by a successor.
+        seq: of the newest request. What is in force says which one it follows, so a request is neither lost with an
+        attempt that comes to nothing nor fulfilled again by a successor.
         """
         self._rebalance_seq = seq
 
@@ -182,7 +182,7 @@ class LockstepGroup:
         return self._rebalance_seq > self.committed.rebalance_seq
 
     def _plan(self) -> None:
-        """Propose what the seats want when it is not in force, once the last change has settled."""
+        """Propose what the replicas want when it is not in force, once the last change has settled."""
         wanted = self._wanted()
         if len(wanted) < self._min_size or not self._is_settled():
             return
@@ -196,18 +196,22 @@ class LockstepGroup:
         return sum(map(len, placement)) < num_experts + num_replicas(num_experts, len(placement), self._num_redundant)
 
     def _wanted(self) -> list[EngineId]:
-        """Return the engines that shall be members: loaded, and in a seat that is to stay.
+        """Return the engines that shall be members: loaded, and in a replica that is to stay.
 
-        A member that is to go stays while it has sequences: only members step. The first group waits for every seat, so
-        that it need not be re-formed for each engine that comes.
+        A member that is to go stays while it has sequences: only members step. The first group waits for every replica,
+        so that it need not be re-formed for each engine that comes.
         """
-        seats = [seat for seat in self._seats.values() if seat.state in (SeatState.STARTING, SeatState.ALIVE)]
-        loaded = [
-            seat.engine_id
-            for seat in seats
-            if (report := self._live_report(seat.engine_id)) is not None and report.phase in _LOADED
+        replicas = [
+            replica
+            for replica in self._replicas.values()
+            if replica.state in (ReplicaState.STARTING, ReplicaState.ALIVE)
         ]
-        if self.committed.epoch == 0 and len(loaded) < len(seats):
+        loaded = [
+            replica.engine_id
+            for replica in replicas
+            if (report := self._live_report(replica.engine_id)) is not None and report.phase in _LOADED
+        ]
+        if self.committed.epoch == 0 and len(loaded) < len(replicas):
             return []
         return sorted([*loaded, *filter(self._is_busy_leaver, self.committed.members)])
 
@@ -216,8 +220,8 @@ class LockstepGroup:
         return report is not None and report.load.num_sequences > 0 and self._is_leaving(member)
 
     def _is_leaving(self, member: EngineId) -> bool:
-        seat = self._seats.get(member.rank)
-        return seat is not None and seat.engine_id == member and seat.state is SeatState.LEAVING
+        replica = self._replicas.get(member.rank)
+        return replica is not None and replica.engine_id == member and replica.state is ReplicaState.LEAVING
 
     def _expert_loads(self) -> list[float]:
         """Return how often each expert was chosen, by the tokens of all engines that are heard."""
@@ -237,13 +241,13 @@ class LockstepGroup:
         return [report for member in self.committed.members if (report := self._live_report(member)) is not None]
 
     def _knows_everybody(self) -> bool:
-        """Tell whether every member was heard or is dead. Before the seats are known nobody lives: nothing follows."""
+        """Tell whether every member was heard or is dead. Before the replicas are known nobody lives."""
         return all(self._is_dead(member) or self._live_report(member) is not None for member in self._everybody())
 
     def _is_dead(self, engine_id: EngineId) -> bool:
-        """Tell whether an engine is confirmed dead, was replaced, has no seat any more, or says that it ends."""
-        seat = self._seats.get(engine_id.rank)
-        if seat is None or seat.engine_id != engine_id or seat.state is SeatState.DEAD:
+        """Tell whether an engine is confirmed dead, was replaced, has no replica any more, or says that it ends."""
+        replica = self._replicas.get(engine_id.rank)
+        if replica is None or replica.engine_id != engine_id or replica.state is ReplicaState.DEAD:
             return True
         report = self._reports.get(engine_id.rank)
         return report is not None and report.engine_id == engine_id and report.phase is EnginePhase.STOPPING

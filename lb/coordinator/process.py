@@ -9,14 +9,14 @@ from functools import partial
 import zmq
 
 from engine.wire.codec import encode, report_decoder
-from engine.wire.curve import Doorkeeper
-from engine.wire.drops import Drops
+from engine.wire.curve import ZapAuthenticator
+from engine.wire.drop_counter import DropCounter
 from engine.wire.errors import MalformedMessageError
 from engine.wire.messages import GROUP_TOPIC, LOAD_TOPIC
 from engine.wire.process import set_log_level
 from engine.wire.sockets import SendOutcome, bind, make_socket, send_nowait
 from lb.config import CoordinatorSpec
-from lb.coordinator.cadence import Cadence
+from lb.coordinator.publish_rate_limiter import PublishRateLimiter
 from lb.coordinator.state import CoordinatorState
 
 _log = logging.getLogger(__name__)
@@ -33,11 +33,11 @@ class Coordinator:
         self._state = CoordinatorState(spec.generation, spec.client_silence_s, spec.stall_timeout_s, spec.lockstep)
         self._decoder = report_decoder()
         self._log_level = spec.log_level
-        self._group = Cadence(min_gap_s=0.005, repeat_gap_s=0.1, max_gap_s=1.0)
-        self._load = Cadence(min_gap_s=0.05, max_gap_s=1.0)
+        self._group = PublishRateLimiter(min_gap_s=0.005, repeat_gap_s=0.1, max_gap_s=1.0)
+        self._load = PublishRateLimiter(min_gap_s=0.05, max_gap_s=1.0)
         self._publish_from = time.monotonic() + (spec.settle_s if spec.generation > 1 else 0.0)
-        self._drops = Drops()
-        self._door: Doorkeeper | None = None
+        self._drop_counter = DropCounter()
+        self._authenticator: ZapAuthenticator | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             make = partial(make_socket, self._context, security=spec.security)
@@ -45,8 +45,8 @@ class Coordinator:
             self._publisher = make(zmq.XPUB, high_water_mark=_STATE_HIGH_WATER_MARK)
             self._publisher.set(zmq.XPUB_VERBOSE, 1)  # every new subscriber is heard, not only the first of a topic
             if spec.security is not None:
-                lines = {"reports": self._reports, "state": self._publisher}
-                self._door = Doorkeeper(self._context, spec.security, lines)
+                sockets = {"reports": self._reports, "state": self._publisher}
+                self._authenticator = ZapAuthenticator(self._context, spec.security, sockets)
             self.report_endpoint = bind(self._reports, spec.report_endpoint)
             self.state_endpoint = bind(self._publisher, spec.state_endpoint)
         except BaseException:
@@ -73,8 +73,8 @@ class Coordinator:
 
     def statistics(self) -> Counter[str]:
         """Return what was dropped, by kind."""
-        num_refused = self._door.refused.total() if self._door is not None else 0
-        return self._state.dropped + self._drops.counts + Counter(refused_peers=num_refused)
+        num_refused = self._authenticator.refused.total() if self._authenticator is not None else 0
+        return self._state.dropped + self._drop_counter.counts + Counter(refused_peers=num_refused)
 
     def close(self) -> None:
         """Close the sockets; idempotent."""
@@ -94,7 +94,7 @@ class Coordinator:
             report = self._decoder.decode_frames(frames)
         except MalformedMessageError as error:
             # a PULL does not say who sent it, so all strangers are one peer
-            self._drops.drop("malformed_reports", "the report line", error)
+            self._drop_counter.drop("malformed_reports", "the report line", error)
             return
         before = self._state.log_level
         self._state.on_report(report, time.monotonic())
@@ -104,9 +104,9 @@ class Coordinator:
     def _take_subscriptions(self) -> None:
         for frames in _messages(self._publisher):
             if frames == [b"\x01" + GROUP_TOPIC]:
-                self._group.on_newcomer()
+                self._group.on_new_subscriber()
             elif frames == [b"\x01" + LOAD_TOPIC]:
-                self._load.on_newcomer()
+                self._load.on_new_subscriber()
 
     def _publish(self, now: float) -> None:
         if now < self._publish_from:

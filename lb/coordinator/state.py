@@ -13,18 +13,18 @@ from engine.wire.messages import (
     LoadSnapshot,
     Membership,
     PauseMode,
+    ReplicaInfo,
+    ReplicaState,
     Report,
-    Seat,
-    SeatState,
     SupervisorReport,
 )
-from engine.wire.seats import seats_by_rank
+from engine.wire.replicas import replicas_by_rank
 from lb.config import LockstepConfig
 from lb.coordinator.clients import ClientRegistry
+from lb.coordinator.failure_detector import SERVING, FailureDetector
 from lb.coordinator.lockstep import LockstepGroup
-from lb.coordinator.watch import SERVING, EngineWatch
 
-MAX_SEATS = 4096
+MAX_REPLICAS = 4096
 
 MAX_EPOCH = 2**62
 """Far above all that a deployment counts to, and what is counted on from it still fits a message."""
@@ -33,8 +33,8 @@ MAX_EPOCH = 2**62
 class CoordinatorState:
     """Keeps everybody's newest report and derives the group from them.
 
-    Newest means highest (incarnation, report_seq) per seat, so loss, repetition and reordering need no other rule. The
-    coordinator adds nothing up and declares no death: that is what the supervisor confirmed, and an engine that is
+    Newest means highest (incarnation, report_seq) per replica, so loss, repetition and reordering need no other rule.
+    The coordinator adds nothing up and declares no death: that is what the supervisor confirmed, and an engine that is
     merely silent stays a member with its last report. It does say who is suspect, since it hears all of them.
 
     group_version, load_version: rise whenever the next GroupState or LoadSnapshot would say something new.
@@ -49,10 +49,10 @@ class CoordinatorState:
     ) -> None:
         self._generation = generation
         self._seq = 0
-        self._watch = EngineWatch(stall_timeout_s)
+        self._failure_detector = FailureDetector(stall_timeout_s)
         self._clients = ClientRegistry(client_silence_s)
         self._reports: dict[int, EngineReport] = {}
-        self._seats: dict[int, Seat] = {}
+        self._replicas: dict[int, ReplicaInfo] = {}
         self._dismissed: frozenset[EngineId] = frozenset()
         self._supervisor_seq = -1
         self._settings = ClusterSettings()
@@ -76,13 +76,13 @@ class CoordinatorState:
     def expire(self, now: float) -> None:
         """Take out clients that have been silent for too long, and work out which engines are suspect."""
         clients_changed = self._clients.expire(now)
-        suspects_changed = self._watch.judge(now)
+        suspects_changed = self._failure_detector.judge(now)
         if clients_changed or suspects_changed:
             self.group_version += 1
 
     def next_expiry(self, now: float) -> float:
         """Return when ``expire`` may next have something to do."""
-        return min(self._clients.next_expiry(), self._watch.next_deadline(now))
+        return min(self._clients.next_expiry(), self._failure_detector.next_deadline(now))
 
     @property
     def log_level(self) -> str:
@@ -111,9 +111,9 @@ class CoordinatorState:
             wave_started=0 if group is None else group.waves.started,
             pause=int(self._settings.pause),
             clients=self._clients.live(),
-            seats=list(self._seats.values()),
+            replicas=list(self._replicas.values()),
             settings=self._settings,
-            suspects=list(self._watch.suspects),
+            suspects=list(self._failure_detector.suspects),
         )
 
     def load_snapshot(self) -> LoadSnapshot:
@@ -134,7 +134,7 @@ class CoordinatorState:
             self.dropped["old engine report"] += 1
             return
         self._reports[engine_id.rank] = report
-        self._watch.on_report(report, now)
+        self._failure_detector.on_report(report, now)
         if known is None or _content(known) != _content(report):
             self.load_version += 1
         if self._lockstep is not None:
@@ -153,16 +153,16 @@ class CoordinatorState:
             self.group_version += 1
 
     def _on_supervisor(self, report: SupervisorReport, now: float) -> None:
-        if report.report_seq <= self._supervisor_seq or len(report.seats) > MAX_SEATS:
+        if report.report_seq <= self._supervisor_seq or len(report.replicas) > MAX_REPLICAS:
             self.dropped["old supervisor report"] += 1
             return
         self._supervisor_seq = report.report_seq
-        seats = seats_by_rank(report.seats)
+        replicas = replicas_by_rank(report.replicas)
         dismissed = frozenset(report.dismissed)
         clients_changed = self._clients.on_gone(report.gone_clients)
         wishes = (dismissed, report.settings)
-        if seats != self._seats or wishes != (self._dismissed, self._settings) or clients_changed:
-            self._seats = seats
+        if replicas != self._replicas or wishes != (self._dismissed, self._settings) or clients_changed:
+            self._replicas = replicas
             if self._lockstep is not None:
                 self._lockstep.rebalance(report.settings.rebalance_seq)
             self._dismissed, self._settings = wishes
@@ -171,14 +171,14 @@ class CoordinatorState:
             self._refresh_members()
 
     def _forget_the_gone(self, now: float) -> None:
-        self._watch.on_seats(self._seats, now)
+        self._failure_detector.on_replicas(self._replicas, now)
         gone = [rank for rank, report in self._reports.items() if not self._is_listed(report.engine_id)]
         for rank in gone:
             del self._reports[rank]
             self.load_version += 1
 
     def _update_lockstep(self, group: LockstepGroup) -> None:
-        if group.update(self._reports, self._seats):
+        if group.update(self._reports, self._replicas):
             self._membership = group.committed
             self.group_version += 1
 
@@ -194,16 +194,16 @@ class CoordinatorState:
             self.group_version += 1
 
     def _has_room(self, engine_id: EngineId) -> bool:
-        return engine_id.rank in self._reports or len(self._reports) < MAX_SEATS
+        return engine_id.rank in self._reports or len(self._reports) < MAX_REPLICAS
 
     def _is_listed(self, engine_id: EngineId) -> bool:
-        """Tell whether the supervisor's seats allow for this engine. Before they are known every engine may report."""
-        if not self._seats:
+        """Tell whether the supervisor lists this engine. Before its list is known every engine may report."""
+        if not self._replicas:
             return True
-        seat = self._seats.get(engine_id.rank)
-        if seat is None or engine_id.incarnation < seat.engine_id.incarnation:
+        replica = self._replicas.get(engine_id.rank)
+        if replica is None or engine_id.incarnation < replica.engine_id.incarnation:
             return False
-        return engine_id != seat.engine_id or seat.state != SeatState.DEAD
+        return engine_id != replica.engine_id or replica.state != ReplicaState.DEAD
 
     def _is_member(self, engine_id: EngineId) -> bool:
         return engine_id in self._membership.members

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from metrics.board import BoardRow
+from metrics.shared_status import StatusRow
 from orchestrator.api.turns import ROUND_S, num_to_accept
 
 logger = logging.getLogger(__name__)
@@ -27,8 +27,8 @@ class Acceptor:
         self,
         listener: socket.socket,
         make_protocol: Callable[[Callable[[], None]], asyncio.Protocol],
-        row: BoardRow,
-        siblings: Sequence[BoardRow],
+        row: StatusRow,
+        siblings: Sequence[StatusRow],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._listener = listener

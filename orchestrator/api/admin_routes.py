@@ -51,7 +51,7 @@ class RpcBody(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """What ``/server_info`` says that does not change. serve_config: the knobs, without secrets."""
+    """What ``/server_info`` says that does not change. serve_config: the options, without secrets."""
 
     served_model_name: str
     model_root: str

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from engine.wire.errors import OverloadedError
-from metrics.board import BoardRow
+from metrics.shared_status import StatusRow
 
 _RETRY_WHEN_FULL_S = 1.0
 _RETRY_WHEN_DRAINING_S = 5.0
@@ -16,7 +16,7 @@ class Admission:
     Two processes may let the last one in at the same moment: the limit is exceeded by less than their number.
     """
 
-    def __init__(self, max_pending: int, row: BoardRow, siblings: Sequence[BoardRow] = ()) -> None:
+    def __init__(self, max_pending: int, row: StatusRow, siblings: Sequence[StatusRow] = ()) -> None:
         """Open the door. max_pending: requests inside all processes at most. row: where this one shows its number."""
         self._max_pending = max_pending
         self._row = row

@@ -11,8 +11,8 @@ from typing import Any
 
 from metrics.stats import ServingStats
 from orchestrator.api.errors import ApiError
-from orchestrator.api.push import Receive, Send, send_error
 from orchestrator.api.request_ids import request_id_of
+from orchestrator.api.stream_writer import Receive, Send, send_error
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
 """Probes and scrapers have no key, and none of these says what callers sent."""

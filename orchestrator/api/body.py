@@ -3,7 +3,7 @@
 import asyncio
 
 from orchestrator.api.errors import ApiError
-from orchestrator.api.push import Receive
+from orchestrator.api.stream_writer import Receive
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 MAX_UNREAD_BYTES = 256 * 1024 * 1024

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from engine.wire.messages import SeatState
+from engine.wire.messages import ReplicaState
 from lb.views import EngineState, EngineView
 from orchestrator.api.polling import wait_until_none
 
@@ -27,4 +27,4 @@ async def wait_reaches_all(
 
 
 def _is_missing(view: EngineView) -> bool:
-    return view.state is EngineState.LOADING and view.seat is not None and view.seat.state is SeatState.ALIVE
+    return view.state is EngineState.LOADING and view.replica is not None and view.replica.state is ReplicaState.ALIVE

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from engine.wire.messages import ClusterSettings, EngineReady, EngineReport, Load, Seat
+from engine.wire.messages import ClusterSettings, EngineReady, EngineReport, Load, ReplicaInfo
 from lb.views import EngineState, EngineView
 from metrics.deployment import ApiServerView, DeploymentReading
 from orchestrator.api.describe_group import describe_member
@@ -27,10 +27,10 @@ def describe_rank(view: EngineView, reading: DeploymentReading) -> dict[str, Any
         "incarnation": view.engine_id.incarnation,
         "state": view.state,
         "reason": view.reason,
-        "node": _first_said("node", ready, report, view.seat),
+        "node": _first_said("node", ready, report, view.replica),
         "device": _first_said("device", ready, report),
-        "restarts": sum(view.seat.restarts.values()) if view.seat is not None else 0,
-        "last_end": view.seat.last_reason if view.seat is not None else "",
+        "restarts": sum(view.replica.restarts.values()) if view.replica is not None else 0,
+        "last_end": view.replica.last_reason if view.replica is not None else "",
         "pid": (ready and ready.pid) or (report and report.pid) or 0,
         "waiting": load.num_queued + load.num_waiting,
         "running": load.num_running,
@@ -43,7 +43,7 @@ def describe_rank(view: EngineView, reading: DeploymentReading) -> dict[str, Any
 
 
 def describe_api_server(server: ApiServerView) -> dict[str, Any]:
-    """Return one API process of ``/v1/cluster``; while its seat is empty, all but its index and starts says nothing."""
+    """Return one API process of ``/v1/cluster``; without a process, only its index and its starts say anything."""
     return {
         "index": server.index,
         "pid": server.pid,
@@ -115,7 +115,7 @@ def _describe_missing(view: EngineView) -> str:
     return f"rank {view.engine_id.rank} is {view.state}{progress}{reason}"
 
 
-def _first_said(field: str, *sources: EngineReady | EngineReport | Seat | None) -> str:
+def _first_said(field: str, *sources: EngineReady | EngineReport | ReplicaInfo | None) -> str:
     """Return what the first source that says anything in this field says."""
     answers = (getattr(source, field, "") for source in sources)
     return next((str(answer) for answer in answers if answer), "")

@@ -21,7 +21,7 @@ class ApiSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stats: inherited memory that it shares with the other API processes, where it has the row of its client's index;
         None: there are no others.
     control_endpoint: where the supervisor can be asked; None without one.
-    serve_config: the knobs of the deployment without its secrets, for ``/server_info``.
+    serve_config: the options of the deployment without its secrets, for ``/server_info``.
     api_keys, admin_api_key: see ``auth.py``; none at all leaves everything open.
     """
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from engine.wire.errors import OverloadedError
 from orchestrator.api.fields import Prompts, Strict
-from orchestrator.api.replies import JSON_TYPE, StartMessage, error_answer, start_message
+from orchestrator.api.response_builders import JSON_TYPE, StartMessage, error_answer, start_message
 from orchestrator.llm.stream import Choice, RequestStream
 from orchestrator.llm.vectors import shorten
 
@@ -36,7 +36,7 @@ class EmbeddingRequest(Strict):
         return self
 
 
-class EmbeddingReply:
+class EmbeddingResponseBuilder:
     """One JSON body, once every vector is there. Each is encoded as it comes: a thousand at once take a while."""
 
     def __init__(self, stream: RequestStream, request: EmbeddingRequest, request_id: str) -> None:

@@ -15,14 +15,14 @@ from engine.wire.errors import InvalidRequestError, OverloadedError
 from metrics.stats import ServingStats
 from orchestrator.api.admission import Admission
 from orchestrator.api.body import BodyReader, CallerGoneError
-from orchestrator.api.embeddings import EmbeddingReply, EmbeddingRequest
+from orchestrator.api.embeddings import EmbeddingRequest, EmbeddingResponseBuilder
 from orchestrator.api.embeds import read_prompts
 from orchestrator.api.errors import ApiError, to_api_error
 from orchestrator.api.open_requests import OpenRequests
 from orchestrator.api.protocol import ChatCompletionRequest, CompletionRequest
-from orchestrator.api.push import Pusher, Receive, Send, send_error
-from orchestrator.api.replies import Reply, ReplyHead, StreamReply, WholeReply
 from orchestrator.api.request_ids import random_name, request_id_of
+from orchestrator.api.response_builders import JsonResponseBuilder, ResponseBuilder, ResponseHead, StreamResponseBuilder
+from orchestrator.api.stream_writer import Receive, Send, StreamWriter, send_error
 from orchestrator.llm.async_llm import AsyncLLM
 from orchestrator.llm.stream import RequestStream
 
@@ -44,9 +44,9 @@ class _Opened:
     """One request under way. request_id, reply_id: the names its caller knows it by."""
 
     request_id: str
-    reply_id: str
+    response_id: str
     stream: RequestStream
-    reply: Reply
+    builder: ResponseBuilder
 
 
 class GenerationApp:
@@ -123,19 +123,21 @@ class GenerationApp:
         rank = _explicit_rank(headers, request.data_parallel_rank)
         if isinstance(request, EmbeddingRequest):
             stream = await self._llm.embed(request.input, dimensions=request.dimensions, data_parallel_rank=rank)
-            return _Opened(request_id, f"embd-{random_name()}", stream, EmbeddingReply(stream, request, request_id))
+            return _Opened(
+                request_id, f"embd-{random_name()}", stream, EmbeddingResponseBuilder(stream, request, request_id)
+            )
         stream = await self._generate(request, rank)
         chat = isinstance(request, ChatCompletionRequest)
-        head = ReplyHead(
-            reply_id=f"{'chatcmpl' if chat else 'cmpl'}-{random_name()}",
+        head = ResponseHead(
+            response_id=f"{'chatcmpl' if chat else 'cmpl'}-{random_name()}",
             request_id=request_id,
             created=int(time.time()),
             model=self._model,
             chat=chat,
             include_usage=request.include_usage,
         )
-        reply = (StreamReply if request.stream else WholeReply)(stream, head)
-        return _Opened(request_id, head.reply_id, stream, reply)
+        builder = (StreamResponseBuilder if request.stream else JsonResponseBuilder)(stream, head)
+        return _Opened(request_id, head.response_id, stream, builder)
 
     async def _generate(self, request: ChatCompletionRequest | CompletionRequest, rank: int | None) -> RequestStream:
         params = request.to_params(rank)
@@ -148,17 +150,17 @@ class GenerationApp:
     async def _answer(self, opened: _Opened, receive: Receive, send: Send) -> None:
         """Send the answer while it comes; when the caller goes away first, free its place in the engines."""
         stream = opened.stream
-        pusher = Pusher(opened.reply, receive, send)
-        self._open_requests.add(opened.request_id, opened.reply_id, stream)
+        writer = StreamWriter(opened.builder, receive, send)
+        self._open_requests.add(opened.request_id, opened.response_id, stream)
         try:
-            stream.attach(pusher.on_update)
-            await pusher.run()
+            stream.attach(writer.on_update)
+            await writer.run()
         finally:
-            self._open_requests.remove(opened.request_id, opened.reply_id, stream)
+            self._open_requests.remove(opened.request_id, opened.response_id, stream)
             stream.detach()
             if not stream.finished:
                 await self._llm.abort(stream)
-            await pusher.aclose()
+            await writer.aclose()
 
     async def _refuse(self, error: Exception, request_id: str, send: Send) -> None:
         answer = to_api_error(error)

@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from metrics.board import BoardRow
+from metrics.shared_status import StatusRow
 from orchestrator.api.acceptor import Acceptor
 
 _DATE_INTERVAL_S = 1.0
@@ -23,7 +23,7 @@ _CLOSE_S = 1  # for connections whose caller never finished its request
 class HttpServer:
     """Serves one ASGI application to the connections that this process takes from the shared socket."""
 
-    def __init__(self, app: Any, log_level: str, listen_fd: int, row: BoardRow, siblings: Sequence[BoardRow]) -> None:
+    def __init__(self, app: Any, log_level: str, listen_fd: int, row: StatusRow, siblings: Sequence[StatusRow]) -> None:
         """Build; nothing is taken yet. listen_fd: a socket that listens. row, siblings: see ``Acceptor``."""
         config = _config(app, log_level)
         config.load()

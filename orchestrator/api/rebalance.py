@@ -28,7 +28,7 @@ async def rebalance(
 ) -> dict[str, Any]:
     """Let the experts be placed by how often each was chosen; return once all members step in the new epoch.
 
-    wish: makes it wanted, within so many seconds.
+    request: makes it wanted, within so many seconds.
 
     Raises:
         ApiError: 409 there is no group; 504 names the members that do not step in it in time; it stays wanted.

@@ -44,7 +44,7 @@ class ElasticBody(BaseModel):
 
 
 class ScaleBody(BaseModel):
-    """A number of ranks, ranks that shall go, or both; see ``ScaleWish``."""
+    """A number of ranks, ranks that shall go, or both; see ``ScaleRequest``."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -30,7 +30,7 @@ from orchestrator.api.config import ApiSpec
 from orchestrator.api.generation import GenerationApp
 from orchestrator.api.http import HttpServer
 from orchestrator.api.interruptible import Interruptible
-from orchestrator.api.move_meter import MoveMeter
+from orchestrator.api.migration_meter import MigrationMeter
 from orchestrator.api.open_requests import OpenRequests
 from orchestrator.api.scale_routes import scale_router
 from orchestrator.control.calls import Handler
@@ -58,7 +58,7 @@ class ApiServer:
         self._client = DPLBAsyncMPClient(spec.client, RankTotals(self._stats.totals_record))
         self._llm = AsyncLLM(self._client, tokenizer, stats)
         self._admission = Admission(spec.max_pending_requests, self._stats.row, self._stats.siblings)
-        self._move_meter = MoveMeter(stats)
+        self._migration_meter = MigrationMeter(stats)
         self._lag = LoopLag(asyncio.get_running_loop(), self._beat)
         self._open_requests = OpenRequests()
         asked: dict[type, Handler] = {AbortRequests: self._abort_requests, ListReached: self._list_reached}
@@ -176,7 +176,7 @@ class ApiServer:
 
     def _beat(self) -> None:
         statistics = self._client.statistics()
-        self._move_meter.update(statistics)
+        self._migration_meter.update(statistics)
         self._stats.on_beat(
             self._lag.worst_s(),
             self._client.snapshot_age_s(),

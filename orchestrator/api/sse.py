@@ -15,13 +15,13 @@ _encode = msgspec.json.Encoder().encode
 class ChunkFormat:
     """The chunks of one streamed answer, in the form of one of the two endpoints."""
 
-    def __init__(self, reply_id: str, created: int, model: str, *, chat: bool, include_usage: bool) -> None:
+    def __init__(self, response_id: str, created: int, model: str, *, chat: bool, include_usage: bool) -> None:
         """Build the fixed parts.
 
         created: Unix seconds. include_usage: every chunk then has ``"usage": null``, as OpenAI's do.
         """
         kind = "chat.completion.chunk" if chat else "text_completion"
-        head = _encode({"id": reply_id, "object": kind, "created": created, "model": model})[:-1]
+        head = _encode({"id": response_id, "object": kind, "created": created, "model": model})[:-1]
         self._head = b"data: " + head + (b',"usage":null' if include_usage else b"") + b',"choices":['
         self._usage_head = b"data: " + head + b',"choices":[],"usage":'
         self._chat = chat

@@ -1,13 +1,14 @@
 """Which API process takes the next connection: plain data in, a number out.
 
 All processes wait on one listening socket, so a connection never waits for a process that is dead, stopped or busy. But
-whoever wakes first would take most of them, and with them the requests. So each looks at what all show on the board and
-leaves a connection to the sibling whose turn it is, for a moment only: correctness never depends on the others.
+whoever wakes first would take most of them, and with them the requests. So each looks at what all show on the shared
+status and leaves a connection to the sibling whose turn it is, for a moment only: correctness never depends on the
+others.
 """
 
 from collections.abc import Sequence
 
-from metrics.board import BoardRow
+from metrics.shared_status import StatusRow
 
 ROUND_S = 0.001
 """How long a connection that is another process's turn is left to it before the next look."""
@@ -17,7 +18,7 @@ _MANY = 4
 _MAX_ROUNDS = 10
 
 
-def num_to_accept(me: BoardRow, siblings: Sequence[BoardRow], now: float, num_rounds: int) -> int:
+def num_to_accept(me: StatusRow, siblings: Sequence[StatusRow], now: float, num_rounds: int) -> int:
     """Return how many connections to take at most; 0: leave them for one more round.
 
     The turn is that of the process with the fewest connections, among equals of the one that took none for longest. It
@@ -28,10 +29,10 @@ def num_to_accept(me: BoardRow, siblings: Sequence[BoardRow], now: float, num_ro
     if not others:
         return MAX_AT_ONCE
     ahead = int(me.num_connections - min(row.num_connections for row in others))
-    if _standing(me) <= min(map(_standing, others)):
+    if _row_state(me) <= min(map(_row_state, others)):
         return max(1, min(-ahead, MAX_AT_ONCE), _MANY if num_rounds else 0)
     return 1 if num_rounds > min(ahead, _MAX_ROUNDS) else 0
 
 
-def _standing(row: BoardRow) -> tuple[float, float, int]:
+def _row_state(row: StatusRow) -> tuple[float, float, int]:
     return row.num_connections, row.accepted_at, row.index

@@ -1,1 +1,1 @@
-"""The control line: what API processes ask of the supervisor, and what it asks of all of them."""
+"""The control channel: what API processes ask of the supervisor, and what it asks of all of them."""

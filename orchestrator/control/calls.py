@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.control.errors import ControlRefusedError, ControlUnavailableError
-from orchestrator.control.messages import Answer, Call, Fault
+from orchestrator.control.messages import Call, CallResult, Fault
 
 Handler = Callable[[Any], Awaitable[Any]]
 """Does one operation and returns its result, which must be encodable; raises ``ControlRefusedError`` to refuse."""
@@ -44,7 +44,7 @@ class OpenCalls:
         self._futures[call_id] = future
         return call_id, future
 
-    def resolve(self, answer: Answer) -> bool:
+    def resolve(self, answer: CallResult) -> bool:
         """End the call this answers; False when nobody waits for it."""
         future = self._futures.get(answer.call_id)
         if future is None or future.done():
@@ -62,7 +62,7 @@ class OpenCalls:
                 future.set_exception(ControlUnavailableError(reason))
 
 
-class Desk:
+class RpcServer:
     """Answers calls, each in a task of its own, within the caller's deadline and a bound on their number.
 
     handlers: by the type of the operation.
@@ -72,12 +72,12 @@ class Desk:
         self._handlers = handlers
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def serve(self, call: Call, reply: Callable[[Answer], None]) -> None:
-        """Begin with one call. reply: called once with its answer, on the running loop."""
+    def serve(self, call: Call, respond: Callable[[CallResult], None]) -> None:
+        """Begin with one call. respond: called once with its result, on the running loop."""
         if len(self._tasks) >= MAX_OPEN_CALLS:
-            reply(_refusal(call, Fault(f"{MAX_OPEN_CALLS} control calls are being answered already")))
+            respond(_refusal(call, Fault(f"{MAX_OPEN_CALLS} control calls are being answered already")))
             return
-        task = asyncio.create_task(self._serve(call, reply), name=f"control {type(call.operation).__name__}")
+        task = asyncio.create_task(self._serve(call, respond), name=f"control {type(call.operation).__name__}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -88,28 +88,28 @@ class Desk:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _serve(self, call: Call, reply: Callable[[Answer], None]) -> None:
+    async def _serve(self, call: Call, respond: Callable[[CallResult], None]) -> None:
         handler = self._handlers.get(type(call.operation))
         if handler is None:
             fault = Fault(f"nobody here does {type(call.operation).__name__}", is_callers=True)
-            reply(_refusal(call, fault))
+            respond(_refusal(call, fault))
             return
         try:
             async with asyncio.timeout(_bounded(call.timeout_s)):
                 result = msgspec.to_builtins(await handler(call.operation))
-            reply(Answer(call.call_id, result))
+            respond(CallResult(call.call_id, result))
         except ControlRefusedError as error:
-            reply(_refusal(call, error.fault))
+            respond(_refusal(call, error.fault))
         except TimeoutError:
-            reply(_refusal(call, Fault(f"not done within {call.timeout_s:g} s")))
+            respond(_refusal(call, Fault(f"not done within {call.timeout_s:g} s")))
         except Exception as error:  # noqa: BLE001 - the asker gets it; the line lives
             _log.exception("%s failed", type(call.operation).__name__)
-            reply(_refusal(call, Fault(f"{type(error).__name__}: {error}")))
+            respond(_refusal(call, Fault(f"{type(error).__name__}: {error}")))
 
 
 def _bounded(timeout_s: float) -> float:
     return timeout_s if 0 <= timeout_s <= MAX_TIMEOUT_S else MAX_TIMEOUT_S  # also for what is no number
 
 
-def _refusal(call: Call, fault: Fault) -> Answer:
-    return Answer(call.call_id, fault=fault)
+def _refusal(call: Call, fault: Fault) -> CallResult:
+    return CallResult(call.call_id, fault=fault)

@@ -1,4 +1,4 @@
-"""The API process's end of the control line."""
+"""The API process's end of the control channel."""
 
 import asyncio
 from collections.abc import Mapping
@@ -7,13 +7,13 @@ from typing import Any
 import zmq
 
 from engine.wire.codec import Decoder, encode
-from engine.wire.drops import Drops
+from engine.wire.drop_counter import DropCounter
 from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import ClientId
 from engine.wire.sockets import AsyncReceiver, Frames, SendOutcome, connect, make_socket, send_nowait
-from orchestrator.control.calls import Desk, Handler, OpenCalls
+from orchestrator.control.calls import Handler, OpenCalls, RpcServer
 from orchestrator.control.errors import ControlUnavailableError
-from orchestrator.control.messages import Answer, Call, Hello, Message, Operation
+from orchestrator.control.messages import Call, CallResult, Hello, Message, Operation
 
 _HIGH_WATER_MARK = 1000
 
@@ -29,8 +29,8 @@ class ControlClient:
         self._client_id = client_id
         self._endpoint = endpoint
         self._open = OpenCalls()
-        self._desk = Desk(handlers)
-        self._drops = Drops()
+        self._rpc = RpcServer(handlers)
+        self._drop_counter = DropCounter()
         self._decoder: Decoder[Message] = Decoder(Message)
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
@@ -68,14 +68,14 @@ class ControlClient:
 
     def statistics(self) -> dict[str, int]:
         """Return what was dropped, by kind, and how many calls wait."""
-        return {**self._drops.counts, "control_calls": len(self._open)}
+        return {**self._drop_counter.counts, "control_calls": len(self._open)}
 
     async def aclose(self) -> None:
         """Close the line; idempotent. Calls that wait end with ``ControlUnavailableError``."""
         self._open.fail_all("this API process is shutting down")
         if self._receiver is not None:
             self._receiver.close()  # first: nothing more may begin to be answered
-        await self._desk.aclose()
+        await self._rpc.aclose()
         if self._context is not None:
             self._context.destroy(linger=0)
         self._socket = None
@@ -89,21 +89,21 @@ class ControlClient:
             self._receiver.poke()  # a send may swallow the socket's wake-up
         return outcome is SendOutcome.ACCEPTED
 
-    def _reply(self, answer: Answer) -> None:
+    def _respond(self, answer: CallResult) -> None:
         if not self._send(answer):
-            self._drops.drop("undelivered_control_answers", "the supervisor")
+            self._drop_counter.drop("undelivered_control_answers", "the supervisor")
 
     def _on_frames(self, frames: Frames) -> None:
         try:
             message = self._decoder.decode_frames(frames)
         except MalformedMessageError as error:
-            self._drops.drop("malformed_control_messages", "the supervisor", error)
+            self._drop_counter.drop("malformed_control_messages", "the supervisor", error)
             return
         match message:
             case Call():
-                self._desk.serve(message, self._reply)
-            case Answer():
+                self._rpc.serve(message, self._respond)
+            case CallResult():
                 if not self._open.resolve(message):
-                    self._drops.drop("late_control_answers", "the supervisor")
+                    self._drop_counter.drop("late_control_answers", "the supervisor")
             case Hello():
-                self._drops.drop("unexpected_control_messages", "the supervisor")
+                self._drop_counter.drop("unexpected_control_messages", "the supervisor")

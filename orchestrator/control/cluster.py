@@ -1,4 +1,4 @@
-"""What the supervisor does for whoever asks on the control line."""
+"""What the supervisor does for whoever asks on the control channel."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from engine.wire.process import set_log_level
 from orchestrator.control.calls import Handler
 from orchestrator.control.messages import AbortRequests, Cordon, GetSettings, ListReached, SettingsChange
 from orchestrator.control.server import ControlServer
-from orchestrator.control.settings import SettingsKeeper
+from orchestrator.control.settings import SettingsStore
 
 _RELAY_S = 5.0
 _REACH_S = 1.0  # an API process that hangs holds up no scale operation
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class ClusterControl:
-    """Holds the cluster's settings and the supervisor's end of the control line."""
+    """Holds the cluster's settings and the supervisor's end of the control channel."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ClusterControl:
         Raises:
             AddressError: the endpoint cannot be bound.
         """
-        self._keeper = SettingsKeeper(ranks)
+        self._settings_store = SettingsStore(ranks)
         self._publish = publish
         self._log_level = log_level
         own: dict[type, Handler] = dict.fromkeys(get_args(SettingsChange), self._change)
@@ -55,12 +55,12 @@ class ClusterControl:
     @property
     def settings(self) -> ClusterSettings:
         """Return what the operator wants now."""
-        return self._keeper.current
+        return self._settings_store.current
 
     def forget_rank(self, rank: int) -> None:
         """Want nothing of a rank that leaves: whoever takes its number up again begins without."""
-        if rank in self._keeper.current.cordoned:
-            self._publish(self._keeper.change(Cordon(rank, is_on=False)))
+        if rank in self._settings_store.current.cordoned:
+            self._publish(self._settings_store.change(Cordon(rank, is_on=False)))
 
     async def reached(self) -> set[EngineId]:
         """Return the engines that every API process which answers can send requests to."""
@@ -72,14 +72,14 @@ class ClusterControl:
         """Ask an API process no more: its process has ended."""
         self._server.forget(client_id)
 
-    async def stop(self, _hurry: "asyncio.Future[Any]") -> list[str]:
+    async def stop(self, _force_stop: "asyncio.Future[Any]") -> list[str]:
         """Close the line."""
         await self._server.aclose()
         return []
 
     async def _change(self, change: SettingsChange) -> ClusterSettings:
-        before = self._keeper.current
-        after = self._keeper.change(change)
+        before = self._settings_store.current
+        after = self._settings_store.change(change)
         if after.seq != before.seq:
             _log.info("settings %d: %s", after.seq, change)
             set_log_level(after.log_level or self._log_level)

@@ -1,11 +1,11 @@
-"""What can become of a call on the control line, besides its result."""
+"""What can become of a call on the control channel, besides its result."""
 
 from engine.wire.errors import ShoalError
 from orchestrator.control.messages import Fault
 
 
 class ControlError(ShoalError):
-    """Root of the errors of the control line."""
+    """Root of the errors of the control channel."""
 
 
 class ControlUnavailableError(ControlError):

@@ -1,4 +1,4 @@
-"""What travels on the control line, between processes of one start on one host; so no lock file holds its layout.
+"""What travels on the control channel, between processes of one start on one host; so no lock file holds its layout.
 
 A new operation is a struct here, a member of ``Operation``, and a handler on the side that serves it.
 """
@@ -64,7 +64,7 @@ class AbortRequests(Struct, frozen=True, array_like=True, tag="abort"):
 
 
 class Scale(Struct, frozen=True, array_like=True, tag="scale"):
-    """Begin a scale operation; answered with it. size, remove, drain_timeout_s: see ``ScaleWish``. key: idempotency."""
+    """Begin a scale operation; the result is the operation. key: idempotency; the rest: see ``ScaleRequest``."""
 
     size: int | None
     remove: list[int]
@@ -138,7 +138,7 @@ class Hello(Struct, frozen=True, array_like=True, tag=1):
 
 
 class Call(Struct, frozen=True, array_like=True, tag=2):
-    """Ask for an operation; answered by one ``Answer`` of the same ``call_id``, which is the asker's to draw.
+    """Ask for an operation; answered by one ``CallResult`` of the same ``call_id``, which is the asker's to draw.
 
     timeout_s: the asker waits no longer.
     """
@@ -148,7 +148,7 @@ class Call(Struct, frozen=True, array_like=True, tag=2):
     timeout_s: float
 
 
-class Answer(Struct, frozen=True, array_like=True, tag=3):
+class CallResult(Struct, frozen=True, array_like=True, tag=3):
     """The one answer of a call; ``result`` means something when there is no ``fault``."""
 
     call_id: int
@@ -156,5 +156,5 @@ class Answer(Struct, frozen=True, array_like=True, tag=3):
     fault: Fault | None = None
 
 
-Message = Hello | Call | Answer
+Message = Hello | Call | CallResult
 """Both directions: either side may call the other."""

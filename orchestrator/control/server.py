@@ -1,4 +1,4 @@
-"""The supervisor's end of the control line."""
+"""The supervisor's end of the control channel."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,13 +8,13 @@ from typing import Any
 import zmq
 
 from engine.wire.codec import Decoder, encode
-from engine.wire.drops import Drops
+from engine.wire.drop_counter import DropCounter
 from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import ClientId
 from engine.wire.sockets import AsyncReceiver, Frames, SendOutcome, bind, make_socket, send_nowait
-from orchestrator.control.calls import Desk, Handler, OpenCalls
+from orchestrator.control.calls import Handler, OpenCalls, RpcServer
 from orchestrator.control.errors import ControlError, ControlUnavailableError
-from orchestrator.control.messages import Answer, Call, Hello, Message, Operation
+from orchestrator.control.messages import Call, CallResult, Hello, Message, Operation
 
 MAX_PEERS = 1024
 _HIGH_WATER_MARK = 1000
@@ -34,8 +34,8 @@ class ControlServer:
             AddressError: the endpoint cannot be bound.
         """
         self._open = OpenCalls()
-        self._desk = Desk(handlers)
-        self._drops = Drops()
+        self._rpc = RpcServer(handlers)
+        self._drop_counter = DropCounter()
         self._decoder: Decoder[Message] = Decoder(Message)
         self._peers: dict[ClientId, bytes] = {}
         self._asked: dict[asyncio.Future[Any], ClientId] = {}
@@ -80,13 +80,13 @@ class ControlServer:
 
     def statistics(self) -> dict[str, int]:
         """Return what was dropped, by kind, and how many peers and calls there are."""
-        return {**self._drops.counts, "control_peers": len(self._peers), "control_calls": len(self._open)}
+        return {**self._drop_counter.counts, "control_peers": len(self._peers), "control_calls": len(self._open)}
 
     async def aclose(self) -> None:
         """Close the line; what is being answered is given up."""
         self._open.fail_all("the supervisor is shutting down")
         self._receiver.close()  # first: nothing more may begin to be answered
-        await self._desk.aclose()
+        await self._rpc.aclose()
         self._context.destroy(linger=0)
 
     def _ask(self, client_id: ClientId, operation: Operation, timeout_s: float) -> "asyncio.Future[Any]":
@@ -106,36 +106,36 @@ class ControlServer:
         self._receiver.poke()  # a send may swallow the socket's wake-up
         return outcome
 
-    def _reply(self, identity: bytes, answer: Answer) -> None:
+    def _respond(self, identity: bytes, answer: CallResult) -> None:
         if self._send(identity, answer) is not SendOutcome.ACCEPTED:
-            self._drops.drop("undelivered_control_answers", identity.hex())
+            self._drop_counter.drop("undelivered_control_answers", identity.hex())
 
     def _on_frames(self, frames: Frames) -> None:
         identity = bytes(frames[0])
         try:
             message = self._decoder.decode_frames(frames[1:])
         except MalformedMessageError as error:
-            self._drops.drop("malformed_control_messages", identity.hex(), error)
+            self._drop_counter.drop("malformed_control_messages", identity.hex(), error)
             return
         match message:
             case Hello(client_id):
                 self._welcome(client_id, identity)
             case Call():
-                self._desk.serve(message, partial(self._reply, identity))
-            case Answer():
+                self._rpc.serve(message, partial(self._respond, identity))
+            case CallResult():
                 if not self._open.resolve(message):
-                    self._drops.drop("late_control_answers", identity.hex())
+                    self._drop_counter.drop("late_control_answers", identity.hex())
 
     def _welcome(self, client_id: ClientId, identity: bytes) -> None:
         for known in [known for known in self._peers if known.index == client_id.index and known != client_id]:
             if known.incarnation > client_id.incarnation:
-                self._drops.drop("stale_control_peers", str(client_id))
+                self._drop_counter.drop("stale_control_peers", str(client_id))
                 return
             self.forget(known)
         if len(self._peers) < MAX_PEERS:
             self._peers[client_id] = identity
         else:
-            self._drops.drop("superfluous_control_peers", str(client_id))
+            self._drop_counter.drop("superfluous_control_peers", str(client_id))
 
 
 def _outcome(future: "asyncio.Future[Any]", timeout_s: float) -> Any:

@@ -22,7 +22,7 @@ DEEPEST_SLEEP = 2
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
-class SettingsKeeper:
+class SettingsStore:
     """Holds the settings of one deployment. A change that changes nothing keeps their number.
 
     current: written here alone.

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from engine.config import EngineSpec
 from engine.wire.ids import EngineId
-from engine.wire.seats import EndKind
+from engine.wire.replicas import EndKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class EngineHost(Protocol):
         ``exited`` follows once it is gone, or at the latest when its host was out of reach for a while.
         """
 
-    async def stop(self, hurry: "asyncio.Future[Any]") -> list[str]:
+    async def stop(self, force_stop: "asyncio.Future[Any]") -> list[str]:
         """End what is left, give the resources back, and return one line for each thing that is left behind.
 
         hurry: once it is done, nobody is waited for any more.

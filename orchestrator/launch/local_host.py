@@ -53,7 +53,7 @@ class LocalHost:
         if engine_id in self._children:
             self._children[engine_id].send_signal(signal.SIGKILL)
 
-    async def stop(self, _hurry: "asyncio.Future[Any]") -> list[str]:
+    async def stop(self, _force_stop: "asyncio.Future[Any]") -> list[str]:
         """Kill what is left and wait until it is gone."""
         for engine_id in self._children:
             self.kill(engine_id)

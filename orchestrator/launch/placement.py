@@ -25,7 +25,7 @@ class PlacementPlan:
 def plan_placement(num_ranks: int, device: str, num_threads: int, nodes: Sequence[NodeResources]) -> PlacementPlan:
     """Give each rank one GPU on CUDA, else ``num_threads`` CPUs; a rank never spans nodes.
 
-    device: ``auto`` takes CUDA as soon as the cluster has a GPU: half a deployment on CPUs is nobody's wish.
+    device: ``auto`` takes CUDA as soon as the cluster has a GPU: half a deployment on CPUs is nobody's request.
 
     Raises:
         StartupError: naming what is needed and what the cluster has.
@@ -36,8 +36,8 @@ def plan_placement(num_ranks: int, device: str, num_threads: int, nodes: Sequenc
             hint = "; --device cpu runs without" if device == "auto" else ""
             raise StartupError(f"needs {_count(num_ranks, 'GPU')}, the Ray cluster has {num_gpus}{_of(nodes)}{hint}")
         return PlacementPlan("cuda", {"GPU": 1.0})
-    num_places = sum(int(node.num_cpus) // num_threads for node in nodes)
-    if num_places < num_ranks:
+    num_placements = sum(int(node.num_cpus) // num_threads for node in nodes)
+    if num_placements < num_ranks:
         num_cpus = sum(int(node.num_cpus) for node in nodes)
         raise StartupError(
             f"needs {_count(num_ranks * num_threads, 'CPU')} ({num_ranks} ranks x {num_threads} threads), "
@@ -46,7 +46,7 @@ def plan_placement(num_ranks: int, device: str, num_threads: int, nodes: Sequenc
     return PlacementPlan("cpu", {"CPU": float(num_threads)})
 
 
-def count_places(bundle: Mapping[str, float], free: Sequence[Mapping[str, float]]) -> int:
+def count_placements(bundle: Mapping[str, float], free: Sequence[Mapping[str, float]]) -> int:
     """Return how many more ranks fit. bundle: what one reserves. free: what each living node has left."""
     return sum(min(int(node.get(name, 0.0) // amount) for name, amount in bundle.items()) for node in free)
 

@@ -13,11 +13,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from engine.config import EngineSpec
 from engine.wire.ids import EngineId
 from orchestrator.launch import ray_cluster
+from orchestrator.launch.engine_actor import EngineActor, engine_mark
 from orchestrator.launch.host import Capacity, EngineExit, EngineHandle, LineSink, Site
-from orchestrator.launch.placement import count_places, plan_placement
-from orchestrator.launch.ray_places import RayPlaces, amounts
+from orchestrator.launch.placement import count_placements, plan_placement
+from orchestrator.launch.ray_placement_groups import RayPlacementGroups, amounts
 from orchestrator.launch.reaper import reap
-from orchestrator.launch.shell import EngineShell, engine_mark
 from orchestrator.launch.subprocess import NUM_LAST_LINES
 
 _FENCE_S = 1.0  # a node that does not answer for this long is out of reach; what is to be killed there counts as dead
@@ -60,7 +60,7 @@ class RayHost:
         self._max_ranks = max_ranks
         self._run_dir = run_dir
         self._on_line = on_line
-        self._places: RayPlaces | None = None
+        self._placement_groups: RayPlacementGroups | None = None
         self._shells: dict[int, Any] = {}  # by rank: actors not known to be dead
         self._engines: dict[EngineId, _Engine] = {}
         self._vacating: dict[int, asyncio.Task[None]] = {}  # by rank: done once nothing of the last one is left
@@ -76,17 +76,17 @@ class RayHost:
         else:
             await ray_cluster.join_cluster(self._address, self._on_line)
         plan = plan_placement(num_ranks, device, self._num_threads, ray_cluster.living_nodes())
-        self._places = RayPlaces(num_ranks, plan.bundle)
-        await self._places.wait()
+        self._placement_groups = RayPlacementGroups(num_ranks, plan.bundle)
+        await self._placement_groups.wait()
         return Site(device=plan.device, address=self._line_address())
 
     def capacity(self) -> Capacity:
         """Count what fits on each node beside all that is reserved there."""
-        assert self._places is not None
-        bundle = self._places.bundle
+        assert self._placement_groups is not None
+        bundle = self._placement_groups.bundle
         free, in_all = ray_cluster.free_on_nodes(), ray_cluster.free_resources()
         text = f"each rank needs {amounts(bundle)}; the Ray cluster has {amounts(in_all)} free on {len(free)} node(s)"
-        return Capacity(count_places(bundle, free), text, {name: in_all.get(name, 0.0) for name in ("CPU", "GPU")})
+        return Capacity(count_placements(bundle, free), text, {name: in_all.get(name, 0.0) for name in ("CPU", "GPU")})
 
     async def reserve(self, rank: int) -> None:
         """Make one more placement group.
@@ -94,17 +94,17 @@ class RayHost:
         Raises:
             StartupError: it finds no place soon.
         """
-        assert self._places is not None
-        await self._places.add(rank)
+        assert self._placement_groups is not None
+        await self._placement_groups.add(rank)
 
     async def release(self, rank: int) -> None:
         """End a rank's shell, see to it that nothing of its engine is left, and remove its placement group."""
-        self._kill_shell(rank)
+        self._kill_actor(rank)
         vacating = self._vacating.pop(rank, None)
         if vacating is not None:
             await vacating
-        if self._places is not None:
-            self._places.remove(rank)
+        if self._placement_groups is not None:
+            self._placement_groups.remove(rank)
 
     async def start(self, spec: EngineSpec) -> EngineHandle:
         """Run one engine in its rank's shell; a rank without a living one gets a new one in its placement group.
@@ -112,16 +112,16 @@ class RayHost:
         Waits until what is left of the rank's last engine is gone, and until its placement group has a place again if
         it lost its node.
         """
-        assert self._places is not None
+        assert self._placement_groups is not None
         rank = spec.engine_id.rank
         if rank in self._vacating:
             await self._vacating[rank]
         if rank not in self._shells:
-            await self._places.wait_again(rank)
-            self._shells[rank] = _new_shell(spec.engine_id, self._places)
+            await self._placement_groups.wait_again(rank)
+            self._shells[rank] = _new_actor(spec.engine_id, self._placement_groups)
         ending = self._shells[rank].run.remote(msgspec.json.encode(spec))
         handle = EngineHandle(spec.engine_id, asyncio.get_running_loop().create_future())
-        engine = _Engine(handle, engine_mark(spec), self._places.node_of(rank))
+        engine = _Engine(handle, engine_mark(spec), self._placement_groups.node_of(rank))
         self._engines[spec.engine_id] = engine
         engine.following = asyncio.create_task(self._follow(engine, ending), name=f"follow engine {spec.engine_id}")
         return engine.handle
@@ -131,26 +131,26 @@ class RayHost:
         engine = self._engines.get(engine_id)
         if engine is not None and not engine.killed.is_set():
             engine.killed.set()
-            self._kill_shell(engine_id.rank)
+            self._kill_actor(engine_id.rank)
 
-    async def stop(self, _hurry: "asyncio.Future[Any]") -> list[str]:
+    async def stop(self, _force_stop: "asyncio.Future[Any]") -> list[str]:
         """Kill the actors, remove the placement groups, leave or stop Ray."""
         following = [engine.following for engine in self._engines.values() if engine.following is not None]
         tasks: list[asyncio.Task[Any]] = [*following, *self._vacating.values()]
         for task in tasks:
             task.cancel()
         for rank in list(self._shells):
-            self._kill_shell(rank)
+            self._kill_actor(rank)
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._places is not None:
-            self._places.release()
+        if self._placement_groups is not None:
+            self._placement_groups.release()
         ray_cluster.leave_cluster()
         return []
 
-    def _kill_shell(self, rank: int) -> None:
-        shell = self._shells.pop(rank, None)
-        if shell is not None:
-            ray.kill(shell, no_restart=True)
+    def _kill_actor(self, rank: int) -> None:
+        actor = self._shells.pop(rank, None)
+        if actor is not None:
+            ray.kill(actor, no_restart=True)
 
     async def _follow(self, engine: _Engine, ending: "ray.ObjectRef[Any]") -> None:
         engine_id = engine.handle.engine_id
@@ -189,10 +189,10 @@ class RayHost:
 
     async def _wait_vacant(self, engine: _Engine) -> None:
         """Wait until the engine is gone from its node, or its rank's place is: Ray moves that off a lost node."""
-        assert self._places is not None
+        assert self._placement_groups is not None
         rank = engine.handle.engine_id.rank
         while not await self._reap(engine):
-            if self._places.node_of(rank) != engine.node_id:
+            if self._placement_groups.node_of(rank) != engine.node_id:
                 return
             await asyncio.sleep(_REACH_POLL_S)
 
@@ -213,10 +213,10 @@ class RayHost:
         return ray_cluster.own_address()
 
 
-def _new_shell(engine_id: EngineId, places: RayPlaces) -> Any:
-    options = places.actor_options(engine_id.rank)
-    shell: Any = ray.remote(EngineShell).options(name=f"shoal-engine-{engine_id}", max_restarts=0, **options)
-    return shell.remote()
+def _new_actor(engine_id: EngineId, placement_groups: RayPlacementGroups) -> Any:
+    options = placement_groups.actor_options(engine_id.rank)
+    actor: Any = ray.remote(EngineActor).options(name=f"shoal-engine-{engine_id}", max_restarts=0, **options)
+    return actor.remote()
 
 
 def _last_lines(error: RayError) -> tuple[str, ...]:

@@ -95,10 +95,10 @@ class ChildProcess(asyncio.SubprocessProtocol):
         if self._transport is not None and self._transport.get_returncode() is None:
             self._transport.send_signal(number)
 
-    async def stop(self, timeout_s: float, *hurry: "asyncio.Future[Any]") -> bool:
-        """SIGTERM, wait ``timeout_s`` or until any of ``hurry`` is done, SIGKILL. Returns whether it obeyed."""
+    async def stop(self, timeout_s: float, *force_stop: "asyncio.Future[Any]") -> bool:
+        """SIGTERM, wait ``timeout_s`` or until any of ``force_stop`` is done, SIGKILL. Returns whether it obeyed."""
         self.send_signal(signal.SIGTERM)
-        obeyed = await wait_all([self.exited], timeout_s, *hurry)
+        obeyed = await wait_all([self.exited], timeout_s, *force_stop)
         if not obeyed:
             self.send_signal(signal.SIGKILL)
             await asyncio.wait([self.exited])

@@ -15,13 +15,13 @@ from engine.wire.tensors import Tensor
 from lb.views import EngineView
 from metrics.stats import ServingStats
 from orchestrator.llm.chat_template import Message
+from orchestrator.llm.choice_logprobs import ChoiceLogprobs
 from orchestrator.llm.detokenizer import Detokenizer
 from orchestrator.llm.embeds import EmbedsBudget
 from orchestrator.llm.limits import ModelLimits
 from orchestrator.llm.outputs import OutputProcessor, SequenceName
 from orchestrator.llm.params import EncodedRules, GenerationParams
 from orchestrator.llm.rules import RuleEncoder, check_embeds_params, check_features
-from orchestrator.llm.scores import ChoiceScores
 from orchestrator.llm.stop import StopChecker
 from orchestrator.llm.stream import Choice, RequestStream
 from orchestrator.llm.token_texts import TokenTexts
@@ -254,7 +254,7 @@ class AsyncLLM:
     ) -> AddRequest:
         return AddRequest(
             client_id=self._client.client_id,
-            line_seq=0,
+            channel_seq=0,
             request_id=request_id,
             sample_index=sample_index,
             attempt=0,
@@ -275,13 +275,13 @@ class AsyncLLM:
             stop=StopChecker(params.stop, params.include_stop_str_in_output) if params.stop else None,
             token_ids=[] if self._keep_token_ids else None,
             echo=self._tokenizer.decode(request.prompt_token_ids) if params.echo else "",
-            scores=self._scores(request, params),
+            logprobs=self._choice_logprobs(request, params),
         )
 
-    def _scores(self, request: AddRequest, params: GenerationParams) -> ChoiceScores | None:
+    def _choice_logprobs(self, request: AddRequest, params: GenerationParams) -> ChoiceLogprobs | None:
         if params.logprobs is None and params.prompt_logprobs is None:
             return None
-        return ChoiceScores(
+        return ChoiceLogprobs(
             self._texts,
             request.prompt_token_ids,
             outputs=params.logprobs,

@@ -26,7 +26,7 @@ class GrammarChecker:
         self._thread = ThreadPoolExecutor(1, "grammar-check")
         self._worker: subprocess.Popen[bytes] | None = None  # touched in the thread alone, but for ``aclose``
         self._known: OrderedDict[tuple[str, str], Answer] = OrderedDict()
-        self._answers = msgspec.json.Decoder(Answer)
+        self._pending = msgspec.json.Decoder(Answer)
 
     async def check(self, grammar: Grammar) -> str:
         """Return a grammar in the form engines take.
@@ -68,7 +68,7 @@ class GrammarChecker:
         except BrokenPipeError:
             line = b""
         if line:
-            return self._answers.decode(line)
+            return self._pending.decode(line)
         status = self._reap()
         if status == -signal.SIGALRM:
             return Answer(error=f"the grammar takes more than {TIMEOUT_S:g} s to compile")

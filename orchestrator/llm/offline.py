@@ -27,12 +27,12 @@ from orchestrator.engine_config import engine_config
 from orchestrator.llm.async_llm import AsyncLLM
 from orchestrator.llm.batch import Encode, Job, embed_one, generate_one, run_batch
 from orchestrator.llm.chat_template import Message
+from orchestrator.llm.choice_logprobs import TokenLogprob
 from orchestrator.llm.embeds import from_array
 from orchestrator.llm.offline_config import offline_config
 from orchestrator.llm.offline_progress import loading_status, prompts_bar
 from orchestrator.llm.params import GenerationParams
 from orchestrator.llm.request_output import CompletionOutput, EmbeddingOutput, RequestMetrics, RequestOutput
-from orchestrator.llm.scores import ScoredToken
 from orchestrator.llm.tokenizer import TextTokenizer, load_tokenizer
 from orchestrator.tokenizer_export import find_tokenizer
 
@@ -43,7 +43,7 @@ __all__ = [
     "GenerationParams",
     "RequestMetrics",
     "RequestOutput",
-    "ScoredToken",
+    "TokenLogprob",
 ]
 
 _log = logging.getLogger(__name__)
@@ -68,18 +68,18 @@ class LLM:
     called from several threads at once, also where an event loop runs.
     """
 
-    def __init__(self, model: str | None = None, *, progress: bool = True, **knobs: Any) -> None:
+    def __init__(self, model: str | None = None, *, progress: bool = True, **options: Any) -> None:
         """Load every rank.
 
         model: known name, local folder, ``.gguf`` file or hub name; not needed with ``engine="sim"``.
         progress: show on standard error what is being loaded.
-        knobs: those of ``shoal serve`` about model, engine, parallelism, scheduler and sim, spelled with underscores:
+        options: those of ``shoal serve`` about model, engine, parallelism, scheduler and sim, spelled with underscores:
             ``data_parallel_size``, ``dtype``, ``device``, ``max_model_len``, ``num_threads``, ``kv_cache_memory`` ...
 
         Raises:
-            StartupError: an unknown knob, a wrong value, or a model that cannot be loaded; names it.
+            StartupError: an unknown option, a wrong value, or a model that cannot be loaded; names it.
         """
-        config = offline_config({"model": model, **knobs})
+        config = offline_config({"model": model, **options})
         resolved = resolve_model(config.model) if config.engine == "torch" and config.model is not None else None
         self._num_open = _OPEN_PER_SEAT * config.max_num_seqs * config.data_parallel_size
         loop = LoopThread("llm")

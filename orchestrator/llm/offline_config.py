@@ -1,4 +1,4 @@
-"""The knobs of ``shoal serve`` that mean something without a server."""
+"""The options of ``shoal serve`` that mean something without a server."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ _GROUPS = frozenset({"model", "engine", "parallelism", "scheduler", "sim"})
 _SERVED_ONLY = frozenset({"served_model_name", "sim_report_delay_s"})
 
 
-def offline_knobs() -> frozenset[str]:
+def offline_options() -> frozenset[str]:
     """Return the names that offline use takes."""
     return (
         frozenset(
@@ -22,17 +22,17 @@ def offline_knobs() -> frozenset[str]:
     )
 
 
-def offline_config(knobs: Mapping[str, Any]) -> ServeConfig:
+def offline_config(options: Mapping[str, Any]) -> ServeConfig:
     """Return the configuration; what has no meaning here keeps its default.
 
     Raises:
-        ConfigError: a knob that does not exist or needs a server, or a value it cannot take; names it.
+        ConfigError: a option that does not exist or needs a server, or a value it cannot take; names it.
     """
-    known = offline_knobs()
-    for name in knobs:
+    known = offline_options()
+    for name in options:
         if name in ServeConfig.model_fields and name not in known:
             raise ConfigError(f"{name} is a knob of `shoal serve`; there is no server here")
         if name not in known:
             raise ConfigError(f"unknown knob {name}{nearest(name, known)}")
-    settings = {name: Setting(value, name) for name, value in knobs.items()}
+    settings = {name: Setting(value, name) for name, value in options.items()}
     return validate({**settings, "executor": Setting("local", "executor")})

@@ -119,7 +119,7 @@ class OutputProcessor:
             self._notify(stream, now)
 
     def _take(self, choice: Choice, stream: RequestStream, output: EngineCoreOutput, work: _BatchWork) -> None:
-        is_plain = choice.stop is None and choice.scores is None and choice.last_token_at
+        is_plain = choice.stop is None and choice.logprobs is None and choice.last_token_at
         if is_plain and len(output.new_token_ids) == 1 and output.finish_reason is None:
             # the next token and nothing else, as nearly always
             work.gaps[choice.last_token_at] += 1
@@ -136,7 +136,7 @@ class OutputProcessor:
     def _apply(self, choice: Choice, stream: RequestStream, output: EngineCoreOutput, work: _BatchWork) -> None:
         if choice.rank < 0:  # it answers before the sending has returned
             choice.rank = work.rank
-        if choice.echo or choice.scores is not None:
+        if choice.echo or choice.logprobs is not None:
             self._begin(choice, stream, output)
         text, stopped = self._read_tokens(choice, stream, output, work) if output.new_token_ids else ("", False)
         if stopped:
@@ -160,7 +160,7 @@ class OutputProcessor:
         token_ids, stopped = output.new_token_ids, False
         if choice.stop is None:
             feed = choice.detokenizer.feed
-            text = feed(token_ids) if choice.scores is None else choice.scores.feed(output, feed)
+            text = feed(token_ids) if choice.logprobs is None else choice.logprobs.feed(output, feed)
         else:
             text, num_read, stopped = _read_until_stop(choice, choice.stop, output)
             token_ids = token_ids[:num_read]
@@ -172,8 +172,8 @@ class OutputProcessor:
         if choice.last_token_at or output.finish_reason in (FinishReason.ERROR, FinishReason.REROUTE):
             return
         echo, choice.echo = choice.echo, ""
-        if choice.scores is not None:
-            choice.scores.begin(output.prompt_logprobs, echo)
+        if choice.logprobs is not None:
+            choice.logprobs.begin(output.prompt_logprobs, echo)
         if echo:
             stream.add_text(choice, echo)
 
@@ -251,7 +251,7 @@ def _read_until_stop(choice: Choice, stop: StopChecker, output: EngineCoreOutput
     """
     feed, text = choice.detokenizer.feed, ""
     one_by_one = ([token_id] for token_id in output.new_token_ids)
-    pieces = map(feed, one_by_one) if choice.scores is None else choice.scores.pieces(output, feed)
+    pieces = map(feed, one_by_one) if choice.logprobs is None else choice.logprobs.pieces(output, feed)
     for num_read, piece in enumerate(pieces, start=1):
         out, stopped = stop.feed(piece)
         text += out

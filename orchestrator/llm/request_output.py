@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 
 from engine.wire.errors import OverloadedError, ShoalError
-from orchestrator.llm.scores import ScoredToken
+from orchestrator.llm.choice_logprobs import TokenLogprob
 from orchestrator.llm.stream import Choice, RequestStream
 from orchestrator.llm.vectors import shorten
 
@@ -23,7 +23,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     finish_reason: str
-    logprobs: list[ScoredToken] | None = None
+    logprobs: list[TokenLogprob] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: ShoalError | None = None
-    prompt_logprobs: list[ScoredToken] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,20 +107,20 @@ def finished_output(prompt: str | None, prompt_token_ids: list[int], stream: Req
     )
 
 
-def _prompt_logprobs(stream: RequestStream) -> list[ScoredToken] | None:
+def _prompt_logprobs(stream: RequestStream) -> list[TokenLogprob] | None:
     """Return those of whichever sample told them: they are the same for all."""
-    scores = [choice.scores for choice in stream.choices if choice.scores is not None]
-    return next((told.prompt for told in scores if told.prompt is not None), None)
+    logprobs = [choice.logprobs for choice in stream.choices if choice.logprobs is not None]
+    return next((told.prompt for told in logprobs if told.prompt is not None), None)
 
 
 def _completion(choice: Choice) -> CompletionOutput:
-    scores = choice.scores
+    logprobs = choice.logprobs
     return CompletionOutput(
         index=choice.index,
         text=choice.take_text(),
         token_ids=choice.token_ids or [],
         finish_reason=choice.finish_reason or "error",
-        logprobs=scores.take() if scores is not None and scores.has_outputs else None,
+        logprobs=logprobs.take() if logprobs is not None and logprobs.has_outputs else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""What of a request's rules depends on the model: texts become tokens, grammars are checked, wishes refused."""
+"""What of a request's rules depends on the model: texts become tokens, grammars are checked, requests refused."""
 
 from engine.wire.errors import InvalidRequestError
 from orchestrator.llm.grammar_checker import GrammarChecker

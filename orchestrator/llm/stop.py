@@ -13,7 +13,7 @@ class StopChecker:
     __slots__ = ("_held", "_include", "_longest", "_starts", "_stops")
 
     def __init__(self, stops: Sequence[str], include_in_output: bool = False) -> None:
-        """Watch for any of these non-empty strings; the match itself is part of the output only on wish."""
+        """Watch for any of these non-empty strings; the match itself is part of the output only on request."""
         self._stops = tuple(stops)
         self._include = include_in_output
         self._longest = max(map(len, self._stops))

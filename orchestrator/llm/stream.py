@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from engine.wire.errors import ShoalError
 from engine.wire.tensors import Tensor
+from orchestrator.llm.choice_logprobs import ChoiceLogprobs
 from orchestrator.llm.detokenizer import Detokenizer
-from orchestrator.llm.scores import ChoiceScores
 from orchestrator.llm.stop import StopChecker
 
 
@@ -45,7 +45,7 @@ class Choice:
     queue_time_s: float | None = None
     token_ids: list[int] | None = None
     echo: str = ""
-    scores: ChoiceScores | None = None
+    logprobs: ChoiceLogprobs | None = None
     pooled: Tensor | None = None
     is_prompt_read: bool = False
 

@@ -12,13 +12,13 @@ def describe_operation(operation: ScaleOperation, now: float) -> dict[str, Any]:
     ``status`` is ``running`` or how it ended; ``eta_s`` is a guess, null while there is nothing to guess from.
     """
     eta_s = operation.eta_s(now)
-    plan, wish = operation.plan, operation.wish
+    plan, request = operation.plan, operation.request
     return {
         "id": operation.id,
         "idempotency_key": operation.key,
         "created": int(operation.created_at),
-        "target": {"size": plan.size_after, "remove": list(wish.remove)},
-        "drain_timeout_s": wish.drain_timeout_s,
+        "target": {"size": plan.size_after, "remove": list(request.remove)},
+        "drain_timeout_s": request.drain_timeout_s,
         "size_before": plan.size_before,
         "joining": list(plan.joining),
         "leaving": list(plan.leaving),

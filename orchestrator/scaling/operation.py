@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from orchestrator.name_ranks import name_ranks
 from orchestrator.scaling.errors import RefusalKind, ScaleRefusedError
-from orchestrator.scaling.facts import EngineStage, Facts, Order, Place, Verb
-from orchestrator.scaling.plan import ScalePlan, ScaleWish
-from orchestrator.scaling.retreat import Retreat
+from orchestrator.scaling.observed_state import Action, ActionKind, EngineStage, ObservedState, PlacementState
+from orchestrator.scaling.plan import ScalePlan, ScaleRequest
+from orchestrator.scaling.rollback import Rollback
 from orchestrator.scaling.steps import ENDS, Phase, ScaleDeadlines, Step, steps_of
 
 _POINT_OF_NO_RETURN = (Phase.SWITCH, Phase.STOP)
@@ -37,7 +37,7 @@ class ScaleOperation:
         self,
         operation_id: str,
         key: str | None,
-        wish: ScaleWish,
+        request: ScaleRequest,
         plan: ScalePlan,
         is_lockstep: bool,
         deadlines: ScaleDeadlines,
@@ -47,21 +47,21 @@ class ScaleOperation:
         """Begin at ``now`` (monotonic seconds, as in ``advance``). key: the caller's name for it, if it gave one."""
         self.id = operation_id
         self.key = key
-        self.wish = wish
+        self.request = request
         self.plan = plan
         self.created_at = created_at
         self.error: str | None = None
         self.history: list[PhaseRecord] = []
         self.blocking_ranks: tuple[int, ...] = ()
         self.is_committed = False
-        self._steps = steps_of(plan, is_lockstep, wish.drain_timeout_s, deadlines)
+        self._steps = steps_of(plan, is_lockstep, request.drain_timeout_s, deadlines)
         self._deadlines = deadlines
         self._index = 0
         self._started_at = now
         self._began_at = now
         self._share = 0.0
-        self._ordered: set[Order] = set()
-        self._retreat: Retreat | None = None
+        self._issued: set[Action] = set()
+        self._rollback: Rollback | None = None
         self._end = Phase.FAILED
         self._enter(self._steps[0].phase if self._steps else Phase.DONE, now)
 
@@ -94,7 +94,7 @@ class ScaleOperation:
         """Guess how long it will still take, from how long it took so far; None while that says nothing."""
         if self.is_over:
             return 0.0
-        if self._retreat is not None or self.progress <= 0.0:
+        if self._rollback is not None or self.progress <= 0.0:
             return None
         return self.elapsed_s(now) * (1.0 - self.progress) / self.progress
 
@@ -109,80 +109,84 @@ class ScaleOperation:
         if self.is_committed:
             message = f"operation {self.id} is in phase {self.phase}, from where it can only go on"
             raise ScaleRefusedError(RefusalKind.CONFLICT, message)
-        self._turn_back(Phase.CANCELLED, None)
+        self._begin_rollback(Phase.CANCELLED, None)
 
     def fail(self, reason: str) -> None:
         """Turn back for a reason that is not in the facts; no effect behind the point of no return."""
         if not self.is_over and not self.is_committed:
-            self._turn_back(Phase.FAILED, reason)
+            self._begin_rollback(Phase.FAILED, reason)
 
-    def advance(self, facts: Facts, now: float) -> list[Order]:
+    def advance(self, observed: ObservedState, now: float) -> list[Action]:
         """Look at the deployment and return what is to be done now. Each order is given once."""
-        orders: list[Order] = []
+        actions: list[Action] = []
         while not self.is_over:
             before = self.phase
-            orders += self._go_on(facts, now) if self._retreat is None else self._go_back(facts, now)
+            actions += self._go_on(observed, now) if self._rollback is None else self._go_back(observed, now)
             if self.phase is before:
                 break
-        return orders
+        return actions
 
     # --- forward ----------------------------------------------------------------------------------------------------
 
-    def _go_on(self, facts: Facts, now: float) -> list[Order]:
+    def _go_on(self, observed: ObservedState, now: float) -> list[Action]:
         step = self._steps[self._index]
-        failure = self._find_failure(facts)
+        failure = self._find_failure(observed)
         if failure is not None:
-            self._turn_back(Phase.FAILED, failure)
-            return self._go_back(facts, now)
-        if step.waits_for_healing and facts.healing:
-            orders = [] if facts.is_served else self._stay(now)
-            self.blocking_ranks, self._began_at = facts.healing, now
-            return orders
-        orders = self._once(step.orders + self._insist(step, facts, now))
-        self.blocking_ranks = tuple(rank for rank in step.who if not step.is_done(facts.of(rank)))
-        self._share = max(self._share, _share_done(step, facts, now - self._began_at))
-        if not self.blocking_ranks and step.is_group_done(facts):
-            return orders + self._next(now)
-        return orders + self._judge_time(step, facts, now)
+            self._begin_rollback(Phase.FAILED, failure)
+            return self._go_back(observed, now)
+        if step.waits_for_healing and observed.healing:
+            actions = [] if observed.is_served else self._stay(now)
+            self.blocking_ranks, self._began_at = observed.healing, now
+            return actions
+        actions = self._once(step.actions + self._insist(step, observed, now))
+        self.blocking_ranks = tuple(rank for rank in step.who if not step.is_done(observed.of(rank)))
+        self._share = max(self._share, _share_done(step, observed, now - self._began_at))
+        if not self.blocking_ranks and step.is_group_done(observed):
+            return actions + self._next(now)
+        return actions + self._judge_time(step, observed, now)
 
-    def _stay(self, now: float) -> list[Order]:
+    def _stay(self, now: float) -> list[Action]:
         """Let the leaving ranks take requests again while nobody else serves; later they begin to leave anew."""
-        told = {order for order in self._ordered if order.verb in (Verb.CORDON, Verb.MOVE, Verb.LEAVE)}
+        told = {
+            action
+            for action in self._issued
+            if action.kind in (ActionKind.CORDON, ActionKind.MIGRATE, ActionKind.LEAVE)
+        }
         if not told:
             return []
-        self._ordered -= told
+        self._issued -= told
         self._index = next(index for index, step in enumerate(self._steps) if step.phase is Phase.DRAIN)
         self._share = 0.0
         self._enter(Phase.DRAIN, now)
-        return [Order(Verb.RESTORE, rank) for rank in self.plan.leaving]
+        return [Action(ActionKind.RESTORE, rank) for rank in self.plan.leaving]
 
-    def _find_failure(self, facts: Facts) -> str | None:
+    def _find_failure(self, observed: ObservedState) -> str | None:
         """Say what went wrong with a new rank; behind the point of no return it is a death like any other."""
         for rank in () if self.is_committed else self.plan.joining:
-            known = facts.of(rank)
-            if known.place is Place.REFUSED:
+            known = observed.of(rank)
+            if known.placement is PlacementState.REFUSED:
                 return f"no place for rank {rank}: {known.reason}"
             if known.engine is EngineStage.ENDED:
                 return f"the engine of new rank {rank} ended: {known.reason}"
         return None
 
-    def _insist(self, step: Step, facts: Facts, now: float) -> list[Order]:
+    def _insist(self, step: Step, observed: ObservedState, now: float) -> list[Action]:
         """End what was dismissed and does not go."""
         if step.phase is not Phase.STOP or now - self._began_at < self._deadlines.stop_s:
             return []
-        return [Order(Verb.KILL, rank) for rank in step.who if not facts.of(rank).is_over]
+        return [Action(ActionKind.KILL, rank) for rank in step.who if not observed.of(rank).is_over]
 
-    def _judge_time(self, step: Step, facts: Facts, now: float) -> list[Order]:
+    def _judge_time(self, step: Step, observed: ObservedState, now: float) -> list[Action]:
         if step.limit_s is None or now - self._began_at < step.limit_s:
             return []
         if step.goes_on_late:
             return self._next(now)
-        knob = f" ({step.knob})" if step.knob else ""
+        option = f" ({step.option})" if step.option else ""
         who = f": it waits for {name_ranks(self.blocking_ranks)}" if self.blocking_ranks else ""
-        self._turn_back(Phase.FAILED, f"phase {step.phase} is not over after {step.limit_s:g} s{knob}{who}")
-        return self._go_back(facts, now)
+        self._begin_rollback(Phase.FAILED, f"phase {step.phase} is not over after {step.limit_s:g} s{option}{who}")
+        return self._go_back(observed, now)
 
-    def _next(self, now: float) -> list[Order]:
+    def _next(self, now: float) -> list[Action]:
         self._index += 1
         self._share = 0.0
         phase = self._steps[self._index].phase if self._index < len(self._steps) else Phase.DONE
@@ -190,30 +194,30 @@ class ScaleOperation:
         if self.is_committed or phase not in (*_POINT_OF_NO_RETURN, Phase.DONE):
             return []
         self.is_committed = True
-        return [Order(Verb.ADMIT, rank) for rank in self.plan.joining]
+        return [Action(ActionKind.ADMIT, rank) for rank in self.plan.joining]
 
     # --- back -------------------------------------------------------------------------------------------------------
 
-    def _turn_back(self, end: Phase, error: str | None) -> None:
-        if self._retreat is None:
+    def _begin_rollback(self, end: Phase, error: str | None) -> None:
+        if self._rollback is None:
             self._end, self.error = end, error
-            self._retreat = Retreat(self.plan, self._deadlines)
+            self._rollback = Rollback(self.plan, self._deadlines)
 
-    def _go_back(self, facts: Facts, now: float) -> list[Order]:
-        assert self._retreat is not None
+    def _go_back(self, observed: ObservedState, now: float) -> list[Action]:
+        assert self._rollback is not None
         if self.phase is not Phase.ROLL_BACK:
             self._enter(Phase.ROLL_BACK, now)
-        orders = self._once(self._retreat.advance(facts, now))
-        self.blocking_ranks = self._retreat.missing(facts)
+        actions = self._once(self._rollback.advance(observed, now))
+        self.blocking_ranks = self._rollback.missing(observed)
         if not self.blocking_ranks:
             self._enter(self._end, now)
-        return orders
+        return actions
 
     # --- both -------------------------------------------------------------------------------------------------------
 
-    def _once(self, orders: Sequence[Order]) -> list[Order]:
-        new = [order for order in orders if order not in self._ordered]
-        self._ordered.update(new)
+    def _once(self, actions: Sequence[Action]) -> list[Action]:
+        new = [action for action in actions if action not in self._issued]
+        self._issued.update(new)
         return new
 
     def _enter(self, phase: Phase, now: float) -> None:
@@ -227,11 +231,11 @@ class ScaleOperation:
             self.history[-1].duration_s = 0.0
 
 
-def _share_done(step: Step, facts: Facts, elapsed_s: float) -> float:
+def _share_done(step: Step, observed: ObservedState, elapsed_s: float) -> float:
     """Guess how much of a step is done: by what its ranks say, or, for what ends at a deadline, by time."""
     if step.phase is Phase.LOAD:
-        return sum(facts.of(rank).progress for rank in step.who) / len(step.who)
+        return sum(observed.of(rank).progress for rank in step.who) / len(step.who)
     if step.goes_on_late and step.limit_s:
         return min(1.0, elapsed_s / step.limit_s)
-    done = sum(step.is_done(facts.of(rank)) for rank in step.who)
+    done = sum(step.is_done(observed.of(rank)) for rank in step.who)
     return done / len(step.who) if step.who else 0.0

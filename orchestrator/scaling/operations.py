@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from orchestrator.scaling.errors import RefusalKind, ScaleRefusedError
 from orchestrator.scaling.operation import ScaleOperation
-from orchestrator.scaling.plan import ScaleLimits, ScalePlan, ScaleWish, plan_scale
+from orchestrator.scaling.plan import ScaleLimits, ScalePlan, ScaleRequest, plan_scale
 from orchestrator.scaling.steps import ScaleDeadlines
 
 NUM_REMEMBERED = 64
@@ -50,37 +50,37 @@ class ScaleOperations:
             raise ScaleRefusedError(RefusalKind.NOT_FOUND, message, "id")
         return self._operations[operation_id]
 
-    def repeated(self, wish: ScaleWish, key: str | None) -> ScaleOperation | None:
+    def repeated(self, request: ScaleRequest, key: str | None) -> ScaleOperation | None:
         """Return the operation that the same caller began with the same key, None when this is a new one.
 
         Raises:
             ScaleRefusedError: the key was used for something else.
         """
         known = next((op for op in self._operations.values() if key is not None and op.key == key), None)
-        if known is not None and known.wish != wish:
+        if known is not None and known.request != request:
             message = f"this key named operation {known.id}, which was asked for something else"
             raise ScaleRefusedError(RefusalKind.INVALID, message, "idempotency_key")
         return known
 
-    def plan(self, wish: ScaleWish, ranks: Mapping[int, bool]) -> ScalePlan:
+    def plan(self, request: ScaleRequest, ranks: Mapping[int, bool]) -> ScalePlan:
         """Decide what a new operation would do; see ``plan_scale``.
 
         Raises:
-            ScaleRefusedError: another one is running, or the wish makes no sense.
+            ScaleRefusedError: another one is running, or the request makes no sense.
         """
         running = self.running
         if running is not None:
             message = f"operation {running.id} is running, in phase {running.phase}; wait for it or cancel it"
             raise ScaleRefusedError(RefusalKind.CONFLICT, message)
-        return plan_scale(wish, ranks, self.limits)
+        return plan_scale(request, ranks, self.limits)
 
-    def begin(self, wish: ScaleWish, key: str | None, plan: ScalePlan) -> ScaleOperation:
+    def begin(self, request: ScaleRequest, key: str | None, plan: ScalePlan) -> ScaleOperation:
         """Begin what was planned; nobody else may have begun meanwhile."""
         assert self.running is None, "one at a time"
         self._num_drawn += 1
         operation_id = f"scale-{self._num_drawn}"
         operation = ScaleOperation(
-            operation_id, key, wish, plan, self.is_lockstep, self._deadlines, self._clock(), self._wall_clock()
+            operation_id, key, request, plan, self.is_lockstep, self._deadlines, self._clock(), self._wall_clock()
         )
         self._operations[operation_id] = operation
         while len(self._operations) > NUM_REMEMBERED:

@@ -10,7 +10,7 @@ MAX_RANKS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleWish:
+class ScaleRequest:
     """What an operator asks for: a number of ranks, ranks that shall go, or both.
 
     size: absolute; None is as many as there are, less ``remove``. With both, ranks that go beyond that are replaced.
@@ -40,22 +40,23 @@ class ScalePlan:
     size_after: int
 
 
-def plan_scale(wish: ScaleWish, ranks: Mapping[int, bool], limits: ScaleLimits) -> ScalePlan:
-    """Decide who comes and who goes. ranks: those that have a seat, and whether an engine will ever serve there again.
+def plan_scale(request: ScaleRequest, ranks: Mapping[int, bool], limits: ScaleLimits) -> ScalePlan:
+    """Decide which ranks join and leave.
 
-    New ranks take the lowest free numbers: a seat that was given up is taken up again, under its next incarnation.
+    ranks: those there are, and whether an engine will ever serve there again.
+    New ranks take the lowest free numbers: a replica that was given up is taken up again, under its next incarnation.
     Unless they are named, those go first that will not serve again, then the highest ranks.
 
     Raises:
         ScaleRefusedError: it makes no sense; names the field and what is valid.
     """
-    _check_named(wish.remove, ranks)
-    size = len(ranks) - len(wish.remove) if wish.size is None else wish.size
-    _check_size(size, "size" if wish.size is not None else "remove", limits)
-    staying = [rank for rank in ranks if rank not in wish.remove]
+    _check_named(request.remove, ranks)
+    size = len(ranks) - len(request.remove) if request.size is None else request.size
+    _check_size(size, "size" if request.size is not None else "remove", limits)
+    staying = [rank for rank in ranks if rank not in request.remove]
     surplus = sorted(staying, key=lambda rank: (ranks[rank], -rank))[: max(0, len(staying) - size)]
     joining = _lowest_free(ranks, max(0, size - len(staying)))
-    leaving = tuple(sorted({*wish.remove, *surplus}))
+    leaving = tuple(sorted({*request.remove, *surplus}))
     if leaving and not joining and not any(ranks[rank] for rank in ranks if rank not in leaving):
         raise ScaleRefusedError(RefusalKind.INVALID, "no rank that serves would be left", "remove")
     return ScalePlan(joining, leaving, len(ranks), size)

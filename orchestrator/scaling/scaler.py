@@ -12,12 +12,12 @@ from orchestrator.events import EventKind
 from orchestrator.launch.host import Capacity, EngineHost
 from orchestrator.scaling.describe import describe_operation
 from orchestrator.scaling.errors import RefusalKind, ScaleRefusedError
-from orchestrator.scaling.facts import Order, Verb
-from orchestrator.scaling.look import look
+from orchestrator.scaling.observe import observe
+from orchestrator.scaling.observed_state import Action, ActionKind
 from orchestrator.scaling.operation import ScaleOperation
 from orchestrator.scaling.operations import ScaleOperations
-from orchestrator.scaling.places import Places
-from orchestrator.scaling.plan import ScalePlan, ScaleWish
+from orchestrator.scaling.placement_groups import PlacementGroups
+from orchestrator.scaling.plan import ScalePlan, ScaleRequest
 from orchestrator.scaling.steps import Phase
 
 _LOG = logging.getLogger(__name__)
@@ -46,67 +46,69 @@ class Scaler:
         reach: Reach,
         on_left: Callable[[int], None],
     ) -> None:
-        """on_left: called with a rank before its seat is removed."""
+        """on_left: called with a rank before its replica is removed."""
         self.operations = operations
         self._engines = engines
         self._host = host
         self._reach = reach
         self._on_left = on_left
         self._reached: set[EngineId] = set()
-        self._places = Places(host)
+        self._placement_groups = PlacementGroups(host)
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
-        seat_orders: dict[Verb, Callable[[int], None]] = {
-            Verb.SPAWN: engines.open_seat,
-            Verb.ADMIT: engines.keep_seat,
-            Verb.RESTORE: engines.keep_seat,
-            Verb.CORDON: engines.cordon,
-            Verb.MOVE: engines.vacate,
-            Verb.LEAVE: engines.leave,
-            Verb.STOP: engines.dismiss,
-            Verb.KILL: engines.kill,
+        replica_actions: dict[ActionKind, Callable[[int], None]] = {
+            ActionKind.SPAWN: engines.add_replica,
+            ActionKind.ADMIT: engines.keep_replica,
+            ActionKind.RESTORE: engines.keep_replica,
+            ActionKind.CORDON: engines.cordon,
+            ActionKind.MIGRATE: engines.vacate,
+            ActionKind.LEAVE: engines.leave,
+            ActionKind.STOP: engines.dismiss,
+            ActionKind.KILL: engines.kill,
         }
-        self._doers = seat_orders | {
-            Verb.RESERVE: self._places.reserve,
-            Verb.RELEASE: partial(self._places.release, then=self._close_seat),
+        self._doers = replica_actions | {
+            ActionKind.RESERVE: self._placement_groups.reserve,
+            ActionKind.RELEASE: partial(self._placement_groups.release, then=self._close_replica),
         }
 
     def capacity(self) -> Capacity:
         """Say how many more ranks there is room for."""
         return self._host.capacity()
 
-    async def begin(self, wish: ScaleWish, key: str | None) -> ScaleOperation:
+    async def begin(self, request: ScaleRequest, key: str | None) -> ScaleOperation:
         """Begin an operation, or return the one that this key has begun.
 
         Raises:
             ScaleRefusedError: another one runs, it makes no sense, there is no room for it, or the deployment is not
                 serving. Nothing has been started then.
         """
-        known = self.operations.repeated(wish, key)
+        known = self.operations.repeated(request, key)
         if known is not None:
             return known
-        plan = self._plan(wish)
+        plan = self._plan(request)
         if plan.joining:
             await self._ensure_room(plan)
-            known = self.operations.repeated(wish, key)  # somebody may have begun meanwhile, with this key or another
-            plan = self._plan(wish) if known is None else plan
-        return known or self._begin(wish, key, plan)
+            known = self.operations.repeated(
+                request, key
+            )  # somebody may have begun meanwhile, with this key or another
+            plan = self._plan(request) if known is None else plan
+        return known or self._begin(request, key, plan)
 
-    async def stop(self, _hurry: "asyncio.Future[Any]") -> list[str]:
+    async def stop(self, _force_stop: "asyncio.Future[Any]") -> list[str]:
         """Let go of the operation that runs: the deployment ends, and its parts see to what is there."""
         self._is_stopping = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._places.aclose()
+        await self._placement_groups.aclose()
         return []
 
-    def _plan(self, wish: ScaleWish) -> ScalePlan:
-        if self._is_stopping or not self._engines.seats.refills:
+    def _plan(self, request: ScaleRequest) -> ScalePlan:
+        if self._is_stopping or not self._engines.replicas.replacements:
             doing = "stopping" if self._is_stopping else "starting"
             raise ScaleRefusedError(RefusalKind.NOT_NOW, f"the deployment is {doing}")
-        ranks = {seat.engine_id.rank: not seat.is_lost for seat in self._engines.seats}
-        return self.operations.plan(wish, ranks)
+        ranks = {replica.engine_id.rank: not replica.is_lost for replica in self._engines.replicas}
+        return self.operations.plan(request, ranks)
 
     async def _ensure_room(self, plan: ScalePlan) -> None:
         deadline = asyncio.get_running_loop().time() + _FREE_S
@@ -117,8 +119,8 @@ class Scaler:
                 raise ScaleRefusedError(RefusalKind.NO_CAPACITY, message, "size")
             await asyncio.sleep(_FREE_PAUSE_S)
 
-    def _begin(self, wish: ScaleWish, key: str | None, plan: ScalePlan) -> ScaleOperation:
-        operation = self.operations.begin(wish, key, plan)
+    def _begin(self, request: ScaleRequest, key: str | None, plan: ScalePlan) -> ScaleOperation:
+        operation = self.operations.begin(request, key, plan)
         self._note(operation)
         if not operation.is_over:
             self._reached = set()
@@ -134,32 +136,34 @@ class Scaler:
                 _LOG.exception("operation %s stumbled", operation.id)
                 operation.fail(f"internal error: {error!r}")
                 await asyncio.sleep(_AFTER_FAULT_S)
-        self._places.forget()
+        self._placement_groups.forget()
         self._engines.watch_loads(wanted=False)
 
     async def _turn(self, operation: ScaleOperation) -> None:
         if operation.phase is Phase.HANDSHAKE:
             self._reached = await self._reach()
         before = len(operation.history)
-        facts = look(operation.plan, self._engines, self._places, self._reached, self.operations.is_lockstep)
-        for order in operation.advance(facts, asyncio.get_running_loop().time()):
-            self._carry_out(order)
+        observed = observe(
+            operation.plan, self._engines, self._placement_groups, self._reached, self.operations.is_lockstep
+        )
+        for action in operation.advance(observed, asyncio.get_running_loop().time()):
+            self._carry_out(action)
         if len(operation.history) != before:
             self._note(operation)
         if not operation.is_over:
             await asyncio.sleep(_PAUSE_S)
 
-    def _carry_out(self, order: Order) -> None:
-        _LOG.debug("%s rank %d", order.verb, order.rank)
-        self._doers[order.verb](order.rank)
+    def _carry_out(self, action: Action) -> None:
+        _LOG.debug("%s rank %d", action.kind, action.rank)
+        self._doers[action.kind](action.rank)
 
-    def _close_seat(self, rank: int) -> None:
+    def _close_replica(self, rank: int) -> None:
         self._on_left(rank)
-        self._engines.close_seat(rank)
+        self._engines.remove_replica(rank)
 
     def _note(self, operation: ScaleOperation) -> None:
         _LOG.info(
             "operation %s: %s%s", operation.id, operation.phase, f": {operation.error}" if operation.error else ""
         )
-        facts = describe_operation(operation, asyncio.get_running_loop().time())
-        self._engines.events.add(EventKind.SCALE, operation=facts)
+        observed = describe_operation(operation, asyncio.get_running_loop().time())
+        self._engines.events.add(EventKind.SCALE, operation=observed)

@@ -4,7 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from orchestrator.scaling.facts import EngineStage, Facts, GroupStage, Order, Place, RankFacts, Verb
+from orchestrator.scaling.observed_state import (
+    Action,
+    ActionKind,
+    EngineStage,
+    GroupStage,
+    ObservedRank,
+    ObservedState,
+    PlacementState,
+)
 from orchestrator.scaling.plan import ScalePlan
 
 
@@ -16,7 +24,7 @@ class Phase(StrEnum):
     LOAD = "load"
     HANDSHAKE = "handshake"
     DRAIN = "drain"
-    MOVE = "move"
+    MIGRATE = "move"
     PREPARE = "prepare"
     COMMIT = "commit"
     SWITCH = "switch"
@@ -46,34 +54,34 @@ class ScaleDeadlines:
     load_s: float = 300.0
     handshake_s: float = 30.0
     group_s: float = 120.0
-    move_s: float = 35.0
+    migrate_s: float = 35.0
     stop_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step: ``verb`` is ordered once for each rank of ``who``, then their facts are watched.
+    """One step: ``kind`` is ordered once for each rank of ``who``, then their facts are watched.
 
-    is_done: of one rank. is_group_done: of the whole. limit_s: None waits for ever. knob: what sets it, if the operator
-    does. goes_on_late: at the deadline the next step begins, else the operation fails. waits_for_healing: nothing is
-    ordered or judged while a staying rank is being replaced. weight: its share of the progress bar.
+    is_done: of one rank. is_group_done: of the whole. limit_s: None waits for ever. option: what sets it, if the
+    operator does. goes_on_late: at the deadline the next step begins, else the operation fails. waits_for_healing:
+    nothing is ordered or judged while a staying rank is being replaced. weight: its share of the progress bar.
     """
 
     phase: Phase
     who: tuple[int, ...] = ()
-    verb: Verb | None = None
-    is_done: Callable[[RankFacts], bool] = lambda _: True
-    is_group_done: Callable[[Facts], bool] = lambda _: True
+    kind: ActionKind | None = None
+    is_done: Callable[[ObservedRank], bool] = lambda _: True
+    is_group_done: Callable[[ObservedState], bool] = lambda _: True
     limit_s: float | None = None
-    knob: str = ""
+    option: str = ""
     goes_on_late: bool = False
     waits_for_healing: bool = False
     weight: float = 1.0
 
     @property
-    def orders(self) -> list[Order]:
+    def actions(self) -> list[Action]:
         """Return what is ordered when it begins."""
-        return [] if self.verb is None else [Order(self.verb, rank) for rank in self.who]
+        return [] if self.kind is None else [Action(self.kind, rank) for rank in self.who]
 
 
 def steps_of(plan: ScalePlan, is_lockstep: bool, drain_s: float, deadlines: ScaleDeadlines) -> tuple[Step, ...]:
@@ -92,14 +100,14 @@ def _joining(joining: tuple[int, ...], deadlines: ScaleDeadlines) -> tuple[Step,
         Step(
             phase=Phase.RESERVE,
             who=joining,
-            verb=Verb.RESERVE,
-            is_done=lambda rank: rank.place is Place.HELD,
+            kind=ActionKind.RESERVE,
+            is_done=lambda rank: rank.placement is PlacementState.HELD,
             limit_s=deadlines.reserve_s,
         ),
         Step(
             phase=Phase.SPAWN,
             who=joining,
-            verb=Verb.SPAWN,
+            kind=ActionKind.SPAWN,
             is_done=lambda rank: rank.engine is not EngineStage.NONE,
             limit_s=deadlines.spawn_s,
         ),
@@ -108,7 +116,7 @@ def _joining(joining: tuple[int, ...], deadlines: ScaleDeadlines) -> tuple[Step,
             who=joining,
             is_done=lambda rank: rank.engine is EngineStage.READY,
             limit_s=deadlines.load_s,
-            knob="--start-timeout",
+            option="--start-timeout",
             weight=10.0,
         ),
         Step(
@@ -125,7 +133,7 @@ def _draining(leaving: tuple[int, ...], drain_s: float, deadlines: ScaleDeadline
         Step(
             phase=Phase.DRAIN,
             who=leaving,
-            verb=Verb.CORDON,
+            kind=ActionKind.CORDON,
             is_done=_holds_nothing,
             limit_s=drain_s,
             goes_on_late=True,
@@ -133,11 +141,11 @@ def _draining(leaving: tuple[int, ...], drain_s: float, deadlines: ScaleDeadline
             weight=5.0,
         ),
         Step(
-            phase=Phase.MOVE,
+            phase=Phase.MIGRATE,
             who=leaving,
-            verb=Verb.MOVE,
+            kind=ActionKind.MIGRATE,
             is_done=_holds_nothing,
-            limit_s=deadlines.move_s,
+            limit_s=deadlines.migrate_s,
             goes_on_late=True,
             waits_for_healing=True,
         ),
@@ -149,29 +157,34 @@ def _switching(leaving: tuple[int, ...], deadlines: ScaleDeadlines) -> tuple[Ste
         Step(
             phase=Phase.PREPARE,
             who=leaving,
-            verb=Verb.LEAVE,
-            is_group_done=lambda facts: facts.group >= GroupStage.PREPARED,
+            kind=ActionKind.LEAVE,
+            is_group_done=lambda observed: observed.group >= GroupStage.PREPARED,
             limit_s=deadlines.group_s,
             waits_for_healing=True,
             weight=3.0,
         ),
         Step(
             phase=Phase.COMMIT,
-            is_group_done=lambda facts: facts.group >= GroupStage.COMMITTED,
+            is_group_done=lambda observed: observed.group >= GroupStage.COMMITTED,
             limit_s=deadlines.group_s,
             waits_for_healing=True,
         ),
-        Step(phase=Phase.SWITCH, is_group_done=lambda facts: facts.group >= GroupStage.SWITCHED),
+        Step(phase=Phase.SWITCH, is_group_done=lambda observed: observed.group >= GroupStage.SWITCHED),
         Step(phase=Phase.PUBLISH, who=leaving, is_done=lambda rank: not rank.is_member),
     )
 
 
 def _stopping(leaving: tuple[int, ...]) -> tuple[Step, ...]:
     return (
-        Step(phase=Phase.STOP, who=leaving, verb=Verb.STOP, is_done=lambda rank: rank.is_over),
-        Step(phase=Phase.RELEASE, who=leaving, verb=Verb.RELEASE, is_done=lambda rank: rank.place is Place.NONE),
+        Step(phase=Phase.STOP, who=leaving, kind=ActionKind.STOP, is_done=lambda rank: rank.is_over),
+        Step(
+            phase=Phase.RELEASE,
+            who=leaving,
+            kind=ActionKind.RELEASE,
+            is_done=lambda rank: rank.placement is PlacementState.NONE,
+        ),
     )
 
 
-def _holds_nothing(rank: RankFacts) -> bool:
+def _holds_nothing(rank: ObservedRank) -> bool:
     return rank.is_empty or rank.is_over

@@ -29,12 +29,12 @@ def stop_engine(row: dict[str, Any]) -> None:
     os.kill(row["pid"], signal.SIGSTOP)
 
 
-def kill_shell(row: dict[str, Any]) -> None:
+def kill_actor(row: dict[str, Any]) -> None:
     """``kill -9`` the process that the engine runs under: on Ray the actor's."""
-    shell = psutil.Process(row["pid"]).parent()
-    assert shell is not None
-    assert shell.name().startswith("ray::")
-    shell.kill()
+    actor = psutil.Process(row["pid"]).parent()
+    assert actor is not None
+    assert actor.name().startswith("ray::")
+    actor.kill()
 
 
 def run_rounds(

@@ -1,6 +1,6 @@
 """One of four lockstep ranks is killed or frozen under 32 open streams, twenty times: no stream notices.
 
-Ten rounds a deployment: a seat whose engine ends again and again is made to wait longer each time.
+Ten rounds a deployment: a replica whose engine ends again and again is made to wait longer each time.
 """
 
 import pytest

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tqdm import tqdm
 
-from tests.chaos.rounds import Fault, kill_engine, kill_shell, run_rounds, stop_engine
+from tests.chaos.rounds import Fault, kill_actor, kill_engine, run_rounds, stop_engine
 from tests.chaos.streams import (
     NUM_STREAMS,
     Ask,
@@ -78,7 +78,7 @@ async def _kill_while_most_wait(url: str, asks: Sequence[Ask]) -> list[Said]:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_thirty_rounds_of_ranks_on_ray(seed: int) -> None:
     with deployment(*SIM, "--max-restarts", "100") as served:
-        run_rounds(served, mixed_asks(NUM_STREAMS, MAX_TOKENS), [kill_engine, kill_shell] * 5, seed=seed)
+        run_rounds(served, mixed_asks(NUM_STREAMS, MAX_TOKENS), [kill_engine, kill_actor] * 5, seed=seed)
         served.end()
 
 
@@ -99,7 +99,7 @@ def test_thirty_rounds_of_real_models_on_ray(seed: int, tmp_path: Path, monkeypa
         run_rounds(
             served,
             mixed_asks(NUM_STREAMS, 300, MODEL, extra),
-            [kill_engine, kill_shell] * 5,
+            [kill_engine, kill_actor] * 5,
             seed=seed,
             longest_wait_s=0.5,
             compare=differences_within_margin,

@@ -56,41 +56,41 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def engine_and_shell(url: str, rank: int) -> tuple[psutil.Process, psutil.Process]:
+def engine_and_actor(url: str, rank: int) -> tuple[psutil.Process, psutil.Process]:
     """Return the processes of a rank."""
     engine = psutil.Process(ranks_of(url)[rank]["pid"])
-    shell = engine.parent()
-    assert shell is not None
-    return engine, shell
+    actor = engine.parent()
+    assert actor is not None
+    return engine, actor
 
 
-def stop_engine(engine: psutil.Process, shell: psutil.Process) -> str:
+def stop_engine(engine: psutil.Process, actor: psutil.Process) -> str:
     engine.suspend()
     return "hung: silent for 3."
 
 
-def stop_both(engine: psutil.Process, shell: psutil.Process) -> str:
-    shell.suspend()
+def stop_both(engine: psutil.Process, actor: psutil.Process) -> str:
+    actor.suspend()
     engine.suspend()
     return "hung: silent for 3."
 
 
-def kill_engine(engine: psutil.Process, shell: psutil.Process) -> str:
+def kill_engine(engine: psutil.Process, actor: psutil.Process) -> str:
     engine.kill()
     return "killed by SIGKILL"
 
 
-def kill_shell(engine: psutil.Process, shell: psutil.Process) -> str:
-    shell.kill()
+def kill_actor(engine: psutil.Process, actor: psutil.Process) -> str:
+    actor.kill()
     return "The actor is dead because its worker process has died"
 
 
 def test_what_a_rank_consists_of_may_be_stopped_or_killed_and_is_gone_before_the_seat_is_filled() -> None:
     with deployment(*SIM) as served:
         url = served.wait_ready()
-        for incarnation, end in enumerate((stop_engine, stop_both, kill_engine, kill_shell), start=1):
-            engine, shell = engine_and_shell(url, 1)
-            reason = end(engine, shell)
+        for incarnation, end in enumerate((stop_engine, stop_both, kill_engine, kill_actor), start=1):
+            engine, actor = engine_and_actor(url, 1)
+            reason = end(engine, actor)
             eventually(partial(served.has_logged, f"rank 1 (engine 1.{incarnation}) is dead: {reason}"))
             eventually(partial(rank_is, url, 1, f"1.{incarnation + 1}"))
             assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE

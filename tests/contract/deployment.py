@@ -23,7 +23,7 @@ from engine.wire.build import build_id, config_hash, config_values
 from engine.wire.codec import encode
 from engine.wire.curve import draw_keys
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import AddRequest, EngineCoreOutput, Seat, SeatState, SupervisorReport
+from engine.wire.messages import AddRequest, EngineCoreOutput, ReplicaInfo, ReplicaState, SupervisorReport
 from engine.wire.process import child_environment
 from engine.wire.sampling import SamplingParams
 from engine.wire.sockets import connect, ipc_endpoint, make_socket, tcp_endpoint
@@ -86,7 +86,7 @@ class Deployment:
         self.report_endpoint = self._bindable("reports")
         self.state_endpoint = self._bindable("state")
         self.engines: dict[EngineId, subprocess.Popen[bytes]] = {}
-        self.seats: dict[int, Seat] = {}
+        self.replicas: dict[int, ReplicaInfo] = {}
         self.coordinator = self.start_coordinator(1)
         self._supervisor = make_socket(self._context, zmq.PUSH, security=self.security)
         connect(self._supervisor, self.report_endpoint)
@@ -106,7 +106,7 @@ class Deployment:
         return self.coordinator
 
     def start_engine(self, rank: int, incarnation: int = 1, **changes: Any) -> EngineId:
-        """Start an engine and list its seat."""
+        """Start an engine and list its replica."""
         engine_id = EngineId(rank, incarnation)
         spec = EngineSpec(
             engine_id=engine_id,
@@ -119,7 +119,7 @@ class Deployment:
             security=self.security.for_connecting() if self.security is not None else None,
         )
         self.engines[engine_id] = self._start("engine.main", msgspec.structs.replace(spec, **changes))
-        self.set_seat(engine_id, SeatState.ALIVE)
+        self.set_replica(engine_id, ReplicaState.ALIVE)
         return engine_id
 
     def kill_engine(self, engine_id: EngineId, with_signal: signal.Signals = signal.SIGKILL) -> None:
@@ -127,15 +127,15 @@ class Deployment:
         self.engines[engine_id].send_signal(with_signal)
         self.engines[engine_id].wait(DEADLINE_S)
 
-    def set_seat(self, engine_id: EngineId, state: SeatState, reason: str = "") -> None:
-        """Change what the supervisor knows of a seat, and report it."""
-        self.seats[engine_id.rank] = Seat(engine_id, state, reason, "here")
+    def set_replica(self, engine_id: EngineId, state: ReplicaState, reason: str = "") -> None:
+        """Change what the supervisor knows of a replica, and report it."""
+        self.replicas[engine_id.rank] = ReplicaInfo(engine_id, state, reason, "here")
         self.report()
 
     def report(self, **changes: Any) -> None:
         """Send a supervisor's report."""
         self._report_seq += 1
-        report = SupervisorReport(self._report_seq, list(self.seats.values()), [], [])
+        report = SupervisorReport(self._report_seq, list(self.replicas.values()), [], [])
         self._supervisor.send(encode(msgspec.structs.replace(report, **changes)))
 
     def client_config(self, index: int | None = None, incarnation: int = 1) -> ClientConfig:
@@ -189,7 +189,7 @@ class Deployment:
 
 
 def sim_engine(**sim: Any) -> EngineConfig:
-    """Return a sim engine's configuration; ``sim`` are knobs of ``SimConfig``."""
+    """Return a sim engine's configuration; ``sim`` are options of ``SimConfig``."""
     return EngineConfig(kind=EngineKind.SIM, sim=SimConfig(**({"step_s": 0.002} | sim)))
 
 
@@ -210,6 +210,6 @@ def started(num_engines: int, engine: EngineConfig, transport: Transport = Trans
 async def deployment(
     num_engines: int = 1, *, transport: Transport = Transport.IPC, engine: EngineConfig | None = None, **sim: Any
 ) -> AsyncIterator[Deployment]:
-    """Yield a deployment whose processes are gone at the end; sim engines with these knobs unless told otherwise."""
+    """Yield a deployment whose processes are gone at the end; sim engines with these options unless told otherwise."""
     with started(num_engines, engine or sim_engine(**sim), transport) as group:
         yield group

@@ -27,8 +27,8 @@ from engine.wire.messages import (
     EngineReport,
     GroupState,
     Membership,
-    Seat,
-    SeatState,
+    ReplicaInfo,
+    ReplicaState,
     UtilityRequest,
 )
 from engine.wire.process import child_environment
@@ -70,10 +70,10 @@ class Coordinator:
         """
         self._seq += 1
         self._settings = settings or self._settings
-        seat = Seat(ENGINE_ID, SeatState.LEAVING if leaving else SeatState.ALIVE)
+        replica = ReplicaInfo(ENGINE_ID, ReplicaState.LEAVING if leaving else ReplicaState.ALIVE)
         gone = [ENGINE_ID] if dismissed else []
         group = Membership(1, [ENGINE_ID])
-        state = GroupState(1, self._seq, group, None, False, gone, 0, 0, clients, [seat], self._settings)
+        state = GroupState(1, self._seq, group, None, False, gone, 0, 0, clients, [replica], self._settings)
         self.state_socket.send_multipart([GROUP_TOPIC, encode(state)])
 
     def wait_subscribed(self) -> None:
@@ -112,7 +112,7 @@ class Client:
         bind(self.requests, self.info.request_endpoint)
         bind(self.outputs, self.info.output_endpoint)
         self.ids = RequestIds(self.client_id)
-        self.line_seq = 0
+        self.channel_seq = 0
         self.frames: list[EngineCoreOutputs] = []
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, EngineCoreOutput] = {}
@@ -120,28 +120,28 @@ class Client:
         self._decode = output_decoder().decode
 
     def wait_ready(self) -> EngineReady:
-        """Return the engine's first message on the request line."""
+        """Return the engine's first message on the request channel."""
         assert self.requests.poll(DEADLINE_S * 1000), "the engine never said that it is ready"
         identity, frame = self.requests.recv_multipart()
         assert EngineId.from_identity(identity) == ENGINE_ID
         return ready_decoder().decode(frame)
 
-    def next_line_seq(self) -> int:
+    def next_channel_seq(self) -> int:
         """Draw the next number of the line."""
-        self.line_seq += 1
-        return self.line_seq
+        self.channel_seq += 1
+        return self.channel_seq
 
     def send(self, message: Any) -> None:
         """Send one message to the engine, whatever its number."""
         self.requests.send_multipart([ENGINE_ID.to_identity(), encode(message)])
 
-    def request(self, prompt: bytes = b"hello", line_seq: int | None = None, **changes: Any) -> AddRequest:
+    def request(self, prompt: bytes = b"hello", channel_seq: int | None = None, **changes: Any) -> AddRequest:
         """Return an ADD with the next number of the line, unless one is given."""
         output_token_ids = changes.pop("output_token_ids", [])
         attempt = changes.pop("attempt", 0)
         cache_salt = changes.pop("cache_salt", None)
         sampling = SamplingParams(**({"max_tokens": 8, "seed": 7} | changes))
-        number = self.next_line_seq() if line_seq is None else line_seq
+        number = self.next_channel_seq() if channel_seq is None else channel_seq
         request_id = self.ids.draw()
         self.tokens[request_id] = []
         self._num_resumed[request_id] = len(output_token_ids)
@@ -166,11 +166,11 @@ class Client:
 
     def abort(self, request: AddRequest) -> None:
         """Send an ABORT of a request."""
-        self.send(AbortRequest(self.client_id, self.next_line_seq(), request.request_id, 0, request.attempt))
+        self.send(AbortRequest(self.client_id, self.next_channel_seq(), request.request_id, 0, request.attempt))
 
     def call(self, method: str, *args: Any) -> Any:
         """Call a utility method; return the answer's message."""
-        call_id = self.next_line_seq()
+        call_id = self.next_channel_seq()
         self.send(UtilityRequest(self.client_id, call_id, call_id, method, list(args)))
         while (answer := self.next_frame().utility_output) is None or answer.call_id != call_id:
             pass

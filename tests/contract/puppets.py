@@ -15,12 +15,13 @@ from client.config import ClientConfig
 from client.dplb_async_mp_client import DPLBAsyncMPClient
 from client.mp_client import MPClient
 from client.sync_mp_client import SyncMPClient
-from engine.wire.codec import encode, line_decoder, report_decoder
+from engine.wire.codec import channel_decoder, encode, report_decoder
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import (
     GROUP_TOPIC,
     LOAD_TOPIC,
     AddRequest,
+    ChannelMessage,
     ClientInfo,
     ClientReport,
     EngineCoreOutput,
@@ -30,11 +31,10 @@ from engine.wire.messages import (
     EngineReport,
     FinishReason,
     GroupState,
-    LineMessage,
     Load,
     LoadSnapshot,
     Membership,
-    Seat,
+    ReplicaInfo,
     UtilityOutput,
 )
 from engine.wire.sampling import SamplingParams
@@ -83,12 +83,12 @@ class PuppetEngine:
         self.engine_id = engine_id
         self.client_id = info.client_id
         identity = engine_id.to_identity()
-        self.line = make_socket(context, zmq.DEALER, identity=identity, high_water_mark=high_water_mark)
-        connect(self.line, info.request_endpoint)
+        self.channel = make_socket(context, zmq.DEALER, identity=identity, high_water_mark=high_water_mark)
+        connect(self.channel, info.request_endpoint)
         self.outputs = make_socket(context, zmq.PUSH)
         connect(self.outputs, info.output_endpoint)
-        self.received: list[LineMessage] = []
-        self._decode = line_decoder().decode
+        self.received: list[ChannelMessage] = []
+        self._decode = channel_decoder().decode
         self._out_seq = 0
 
     def ready(self) -> EngineReady:
@@ -97,7 +97,7 @@ class PuppetEngine:
 
     def say_ready(self, **changes: Any) -> None:
         """Shake hands."""
-        self.line.send(encode(replace(self.ready(), **changes)))
+        self.channel.send(encode(replace(self.ready(), **changes)))
 
     async def next_message(self) -> Any:
         """Return the next message of the line."""
@@ -114,7 +114,7 @@ class PuppetEngine:
         """Send one output frame; by default everything received is applied."""
         self._out_seq += 1
         if applied is None:
-            applied = max((message.line_seq for message in self.received), default=0)
+            applied = max((message.channel_seq for message in self.received), default=0)
         frame = EngineCoreOutputs(
             self.engine_id, self.client_id, self._out_seq, applied, report_seq, list(outputs), utility, dead
         )
@@ -122,19 +122,19 @@ class PuppetEngine:
 
     def close(self) -> None:
         """Close both sockets."""
-        self.line.close()
+        self.channel.close()
         self.outputs.close()
 
     def receive_frames(self) -> list[bytes] | None:
         """Return the frames of the next message of the line as they came, if there is one."""
         try:
-            return self.line.recv_multipart(zmq.NOBLOCK)
+            return self.channel.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
 
-    def _receive(self) -> LineMessage | None:
+    def _receive(self) -> ChannelMessage | None:
         try:
-            message = self._decode(self.line.recv(zmq.NOBLOCK))
+            message = self._decode(self.channel.recv(zmq.NOBLOCK))
         except zmq.Again:
             return None
         self.received.append(message)
@@ -184,18 +184,18 @@ class Puppets:
         return report
 
     async def subscribed(self) -> None:
-        """Wait until the client hears the state line."""
+        """Wait until the client hears the state channel."""
         topics = {await eventually(self._receive_subscription) for _ in range(2)}
         assert topics == {b"\x01" + GROUP_TOPIC, b"\x01" + LOAD_TOPIC}
 
-    def publish_group(self, *seats: Seat, seq: int | None = None, **changes: Any) -> None:
-        """Publish a GroupState with these seats."""
+    def publish_group(self, *replicas: ReplicaInfo, seq: int | None = None, **changes: Any) -> None:
+        """Publish a GroupState with these replicas."""
         self._seq += 1
-        group = self.group_state(*seats, seq=self._seq if seq is None else seq, **changes)
+        group = self.group_state(*replicas, seq=self._seq if seq is None else seq, **changes)
         self.states.send_multipart([GROUP_TOPIC, encode(group)])
 
-    def group_state(self, *seats: Seat, **changes: Any) -> GroupState:
-        """Return a GroupState with these seats."""
+    def group_state(self, *replicas: ReplicaInfo, **changes: Any) -> GroupState:
+        """Return a GroupState with these replicas."""
         group = GroupState(
             generation=1,
             seq=1,
@@ -206,7 +206,7 @@ class Puppets:
             wave_started=0,
             pause=0,
             clients=[self.info],
-            seats=list(seats),
+            replicas=list(replicas),
         )
         return replace(group, **changes)
 

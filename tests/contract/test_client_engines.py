@@ -13,7 +13,7 @@ from engine.wire.build import config_hash
 from engine.wire.codec import output_decoder
 from engine.wire.errors import StartupError, UtilityError
 from engine.wire.ids import EngineId
-from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, FinishReason, SeatState
+from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, FinishReason, ReplicaState
 from engine.wire.sockets import Frames
 from tests.contract.deployment import Deployment, deployment, eventually, finish, make_request
 
@@ -93,7 +93,7 @@ async def test_what_a_killed_engine_had_goes_on_elsewhere_after_its_death_is_con
         group.kill_engine(victim)
         await eventually(lambda: client.statistics()["queued_outputs"] >= 20)  # of the other one
         assert client.statistics()["waiting_to_move"] == 0  # nobody has confirmed anything yet
-        group.set_seat(victim, SeatState.DEAD, "killed by signal 9")
+        group.set_replica(victim, ReplicaState.DEAD, "killed by signal 9")
         after = await finish(client, *requests)
         assert client.statistics()["moves_death"] == 5
         for request in requests:
@@ -118,7 +118,7 @@ async def test_a_refilled_seat_serves_again_under_a_new_name() -> None:
     async with deployment(1) as group, group.client(1) as client:
         victim = EngineId(0, 1)
         group.kill_engine(victim)
-        group.set_seat(victim, SeatState.DEAD, "killed by signal 9")
+        group.set_replica(victim, ReplicaState.DEAD, "killed by signal 9")
         await eventually(lambda: client.statistics()["candidates"] == 0)
         reborn = group.start_engine(0, incarnation=2)
         await client.wait_ready(30)
@@ -190,7 +190,7 @@ async def test_an_engine_that_is_stopped_gives_its_streams_back_and_they_go_on_e
 
 async def test_a_leaving_engine_reroutes_and_its_streams_end_elsewhere() -> None:
     async with deployment(2) as group, group.client(2) as client:
-        group.set_seat(EngineId(0, 1), SeatState.LEAVING)
+        group.set_replica(EngineId(0, 1), ReplicaState.LEAVING)
         requests = [make_request(client) for _ in range(20)]
         for request in requests:
             await client.add_request_async(request)

@@ -22,8 +22,8 @@ from engine.wire.messages import (
     FinishReason,
     Load,
     LoadSnapshot,
-    Seat,
-    SeatState,
+    ReplicaInfo,
+    ReplicaState,
     UtilityOutput,
 )
 from engine.wire.sockets import connect, make_socket
@@ -71,9 +71,9 @@ async def test_waiting_for_engines_ends_by_its_deadline_and_says_who_is_missing_
         loading = EngineReport(
             EngineId(1, 1), 1, 0, 0, 0, 0, EnginePhase.LOADING, 0, False, {}, Load(), detail="weights", progress=0.4
         )
-        seats = [Seat(EngineId(rank, 1), SeatState.STARTING) for rank in (0, 1, 2)]
+        replicas = [ReplicaInfo(EngineId(rank, 1), ReplicaState.STARTING) for rank in (0, 1, 2)]
         group.publish_loads(loading)
-        group.publish_group(*seats)
+        group.publish_group(*replicas)
         await eventually(lambda: len(client.engine_views()) == 3 and client.snapshot_age_s() is not None)
         with pytest.raises(StartupError) as caught:
             await client.wait_ready(0.05, num_engines=3)
@@ -98,7 +98,7 @@ async def test_a_new_incarnation_takes_the_seat_and_what_the_old_one_had() -> No
         new = group.open_engine(rank=0, incarnation=2)
         new.say_ready()
         moved = await new.next_message()
-        assert (moved.request_id, moved.attempt, moved.line_seq) == (request.request_id, 1, 1)
+        assert (moved.request_id, moved.attempt, moved.channel_seq) == (request.request_id, 1, 1)
         old.say(make_output(request, FinishReason.STOP))
         await eventually(lambda: client.statistics().get("stale_outputs"))
         assert await client.add_request_async(make_request(client)) == EngineId(0, 2)
@@ -116,7 +116,7 @@ async def test_a_second_handshake_of_the_same_engine_begins_a_new_line_with_what
         again = group.open_engine()
         again.say_ready()
         moved = await again.next_message()
-        assert (moved.line_seq, moved.attempt, moved.output_token_ids) == (1, 1, [5])
+        assert (moved.channel_seq, moved.attempt, moved.output_token_ids) == (1, 1, [5])
         again.say(make_output(request, FinishReason.STOP, 6, at=1))
         (end,) = (await client.get_output_async()).outputs
         assert (end.new_token_ids, end.finish_reason) == ([6], FinishReason.STOP)
@@ -127,17 +127,17 @@ async def test_a_handshake_that_is_repeated_changes_nothing_and_one_of_the_next_
     async with puppets() as group:
         client = DPLBAsyncMPClient(group.config)
         engine = group.open_engine()
-        engine.say_ready(line_number=1)
+        engine.say_ready(channel_number=1)
         await client.wait_ready(10)
         request = make_request(client)
         await client.add_request_async(request)
         assert (await engine.next_message()).attempt == 0
-        engine.say_ready(line_number=1)
+        engine.say_ready(channel_number=1)
         await eventually(lambda: client.statistics().get("repeated_handshakes"))
         assert "moves_restart" not in client.statistics()
-        engine.say_ready(line_number=2)
+        engine.say_ready(channel_number=2)
         moved = await engine.next_message()
-        assert (moved.request_id, moved.attempt, moved.line_seq) == (request.request_id, 1, 1)
+        assert (moved.request_id, moved.attempt, moved.channel_seq) == (request.request_id, 1, 1)
         await client.aclose()
 
 
@@ -188,7 +188,7 @@ async def test_any_bytes_on_any_socket_are_survived() -> None:
         for number in range(500):
             noise = rng.randbytes(rng.randint(0, 60))
             stranger.send_multipart([noise] * rng.randint(1, 3))
-            engine.line.send(noise)
+            engine.channel.send(noise)
             engine.outputs.send_multipart([noise] * rng.randint(1, 3))
             group.states.send_multipart([rng.choice([GROUP_TOPIC, LOAD_TOPIC]), noise])
             group.states.send_multipart([GROUP_TOPIC] + [noise] * (number % 3))
@@ -210,14 +210,14 @@ async def test_messages_with_odd_values_on_any_socket_are_survived() -> None:
         odd_outputs = mutations([encode(said)], seed=3)
         odd_handshakes = mutations([encode(engine.ready())], seed=4)
         odd_reports = mutations([encode(LoadSnapshot(1, 1, [group.engine_report(engine.engine_id, 1, 1)]))], seed=5)
-        odd_groups = mutations([encode(group.group_state(Seat(engine.engine_id, SeatState.ALIVE)))], seed=6)
+        odd_groups = mutations([encode(group.group_state(ReplicaInfo(engine.engine_id, ReplicaState.ALIVE)))], seed=6)
         for _ in range(1500):
             engine.outputs.send(next(odd_outputs))
-            engine.line.send(next(odd_handshakes))
+            engine.channel.send(next(odd_handshakes))
             group.states.send_multipart([LOAD_TOPIC, next(odd_reports)])
             group.states.send_multipart([GROUP_TOPIC, next(odd_groups)])
             await asyncio.sleep(0)
-        group.publish_group(Seat(EngineId(3, 1), SeatState.ALIVE), generation=2**64 - 1, seq=2**64 - 1)
+        group.publish_group(ReplicaInfo(EngineId(3, 1), ReplicaState.ALIVE), generation=2**64 - 1, seq=2**64 - 1)
         await _still_serves(client, group, num_engines=1)
 
 

@@ -13,7 +13,7 @@ import uvloop
 
 from client.async_mp_client import AsyncMPClient
 from client.dplb_async_mp_client import DPLBAsyncMPClient
-from engine.wire.codec import line_decoder
+from engine.wire.codec import channel_decoder
 from engine.wire.errors import AddressError, EngineDeadError
 from engine.wire.messages import AddRequest, EngineCoreOutputs, FinishReason
 from engine.wire.tensors import Tensor
@@ -251,7 +251,7 @@ async def test_the_memory_of_a_tensor_is_held_until_it_has_left_whole() -> None:
         await client.add_request_async(request)
         assert client.statistics()["pending_messages"] == 1
         frames = await eventually(engine.receive_frames)
-        received = line_decoder().decode_frames(frames)
+        received = channel_decoder().decode_frames(frames)
         assert isinstance(received, AddRequest)
         assert received.prompt_embeds == request.prompt_embeds
         await eventually(lambda: client.statistics()["pending_messages"] == 0)

@@ -1,4 +1,4 @@
-"""Requests, aborts, utility calls and what the state line says, against engines that do what the test tells them."""
+"""Requests, aborts, utility calls and what the state channel says, against engines that do what the test tells them."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from client.dp_async_mp_client import SNAPSHOT_STALE_S
 from client.dplb_async_mp_client import DPLBAsyncMPClient
-from client.engine_line import RESEND_AFTER_S
+from client.engine_connection import RESEND_AFTER_S
 from engine.wire.errors import EngineDeadError, InvalidRequestError, OverloadedError, UtilityError
 from engine.wire.ids import EngineId
 from engine.wire.messages import (
@@ -21,8 +21,8 @@ from engine.wire.messages import (
     FinishReason,
     Membership,
     MemberStatus,
-    Seat,
-    SeatState,
+    ReplicaInfo,
+    ReplicaState,
     UtilityOutput,
     UtilityRequest,
 )
@@ -46,7 +46,7 @@ async def test_an_add_carries_who_sent_it_and_its_number_on_the_line() -> None:
         for request in requests:
             await client.add_request_async(request)
         received = [await engine.next_message() for _ in requests]
-        assert [m.line_seq for m in received] == [1, 2, 3]
+        assert [m.channel_seq for m in received] == [1, 2, 3]
         assert [(m.client_id, m.request_id) for m in received] == [(client.client_id, r.request_id) for r in requests]
 
 
@@ -59,7 +59,7 @@ async def test_aborts_and_utility_calls_are_numbered_on_the_same_line() -> None:
         await engine.next_message()
         await client.abort_requests_async([request.request_id])
         await engine.next_message()
-        assert [(type(m), m.line_seq) for m in engine.received] == [
+        assert [(type(m), m.channel_seq) for m in engine.received] == [
             (AddRequest, 1),
             (UtilityRequest, 2),
             (AbortRequest, 3),
@@ -79,7 +79,7 @@ async def test_an_abort_is_kept_and_repeated_in_order_until_the_engine_has_appli
         engine.say(applied=1)  # the abort was lost on the way
         again: AbortRequest = await engine.next_message()
         assert isinstance(again, AbortRequest)
-        assert (again.line_seq, again.request_id) == (2, request.request_id)
+        assert (again.channel_seq, again.request_id) == (2, request.request_id)
         engine.say(make_output(request, FinishReason.ABORT), applied=2)
         await client.get_output_async()
         assert client.statistics()["unapplied_messages"] == 0
@@ -159,7 +159,7 @@ async def test_leaving_and_dismissed_engines_get_nothing_new_but_finish_what_the
     async with puppet_client(2) as (client, group, (first, _)):
         request = make_request(client)
         assert await client.add_request_async(request) == E0
-        group.publish_group(Seat(E0, SeatState.LEAVING), Seat(E1, SeatState.ALIVE))
+        group.publish_group(ReplicaInfo(E0, ReplicaState.LEAVING), ReplicaInfo(E1, ReplicaState.ALIVE))
         await eventually(lambda: client.statistics()["candidates"] == 1)
         assert {await client.add_request_async(make_request(client)) for _ in range(4)} == {E1}
         assert [view.state for view in client.engine_views()] == ["leaving", "ready"]
@@ -187,14 +187,14 @@ async def test_a_rerouted_request_is_answered_once_by_another_engine() -> None:
 
 async def test_a_lower_generation_and_an_old_number_are_not_believed() -> None:
     async with puppet_client(1) as (client, group, _):
-        group.publish_group(Seat(E0, SeatState.LEAVING), generation=2, seq=5)
+        group.publish_group(ReplicaInfo(E0, ReplicaState.LEAVING), generation=2, seq=5)
         await eventually(lambda: client.statistics()["candidates"] == 0)
-        group.publish_group(Seat(E0, SeatState.ALIVE), generation=1, seq=900)
-        group.publish_group(Seat(E0, SeatState.ALIVE), generation=2, seq=4)
+        group.publish_group(ReplicaInfo(E0, ReplicaState.ALIVE), generation=1, seq=900)
+        group.publish_group(ReplicaInfo(E0, ReplicaState.ALIVE), generation=2, seq=4)
         group.publish_loads(generation=2)
         await eventually(lambda: client.snapshot_age_s() is not None)
         assert client.statistics()["candidates"] == 0
-        group.publish_group(Seat(E0, SeatState.ALIVE), generation=3, seq=1)
+        group.publish_group(ReplicaInfo(E0, ReplicaState.ALIVE), generation=3, seq=1)
         await eventually(lambda: client.statistics()["candidates"] == 1)
 
 

@@ -7,8 +7,8 @@ import psutil
 import pytest
 
 from client.dplb_async_mp_client import DPLBAsyncMPClient
-from client.engine_line import RESEND_AFTER_S
-from engine.wire.codec import line_decoder
+from client.engine_connection import RESEND_AFTER_S
+from engine.wire.codec import channel_decoder
 from engine.wire.errors import OverloadedError
 from engine.wire.messages import AddRequest
 from engine.wire.sockets import receive_nowait
@@ -45,8 +45,8 @@ async def test_a_slow_engine_costs_no_copies_and_gets_every_byte() -> None:
             assert psutil.Process().memory_info().rss - before < MAX_GROWTH_BYTES
             assert client.statistics()["pending_messages"] == NUM_TENSORS
             for offset in offsets:
-                assert await eventually(lambda: engine.line.poll(0))
-                message = line_decoder().decode_frames(receive_nowait(engine.line))
+                assert await eventually(lambda: engine.channel.poll(0))
+                message = channel_decoder().decode_frames(receive_nowait(engine.channel))
                 assert isinstance(message, AddRequest)
                 assert message.prompt_embeds is not None
                 assert message.prompt_embeds.data == memory[offset : offset + TENSOR_BYTES]
@@ -62,8 +62,8 @@ async def test_a_request_with_a_tensor_that_was_lost_is_sent_again_whole() -> No
         await client.add_request_async(request)
         started = asyncio.get_running_loop().time()
         for _ in range(2):  # the first is lost: nobody applies it
-            message = line_decoder().decode_frames(await eventually(engine.receive_frames))
+            message = channel_decoder().decode_frames(await eventually(engine.receive_frames))
             assert isinstance(message, AddRequest)
-            assert (message.line_seq, message.prompt_embeds) == (1, request.prompt_embeds)
+            assert (message.channel_seq, message.prompt_embeds) == (1, request.prompt_embeds)
         assert asyncio.get_running_loop().time() - started > RESEND_AFTER_S / 2
         await eventually(lambda: client.statistics()["pending_messages"] == 0)

@@ -28,8 +28,8 @@ from engine.wire.messages import (
     GroupState,
     Load,
     LoadSnapshot,
-    Seat,
-    SeatState,
+    ReplicaInfo,
+    ReplicaState,
     SupervisorReport,
 )
 from engine.wire.process import child_environment
@@ -201,12 +201,12 @@ def _knock_like_a_scanner(port: int, rng: random.Random) -> None:
 
 
 def test_garbage_that_decodes_does_not_stay_in_the_way(tmp_path: Path) -> None:
-    """A mutated report may be a valid one of somebody else; the supervisor's seats sort that out."""
+    """A mutated report may be a valid one of somebody else; the supervisor's replicas sort that out."""
     with _coordinator(_spec(tmp_path)) as (_, endpoints), _peer(endpoints) as peer:
         stranger = EngineId(77, 1)
         peer.report(msgspec.structs.replace(_engine(1), engine_id=stranger), _engine(1))
         peer.next_state(GroupState, lambda group: stranger in group.committed.members)
-        peer.report(SupervisorReport(1, [Seat(ENGINE, SeatState.ALIVE)], [], []))
+        peer.report(SupervisorReport(1, [ReplicaInfo(ENGINE, ReplicaState.ALIVE)], [], []))
         peer.next_state(GroupState, lambda group: group.committed.members == [ENGINE])
 
 

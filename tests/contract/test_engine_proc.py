@@ -45,13 +45,13 @@ def test_the_first_message_is_repeated_until_the_client_says_something(peers: Pe
     peers.coordinator.wait_subscribed()
     peers.publish()
     first = client.wait_ready()
-    assert first.line_number == 1
+    assert first.channel_number == 1
     assert client.wait_ready() == first
     client.finish(client.add(max_tokens=1))
     later = peers.add_client()
     peers.publish()
-    assert later.wait_ready().line_number == 2
-    assert later.wait_ready().line_number == 2
+    assert later.wait_ready().channel_number == 2
+    assert later.wait_ready().channel_number == 2
     assert not client.requests.poll(0), "who has spoken is told no more"
 
 
@@ -86,7 +86,7 @@ def test_an_abort_ends_the_request_and_frees_its_cache(peers: Peers) -> None:
 
 def test_an_abort_of_an_unknown_request_is_applied_alike(peers: Peers) -> None:
     client = peers.introduce()
-    client.abort(client.request(line_seq=0))
+    client.abort(client.request(channel_seq=0))
     peers.coordinator.wait_report(lambda r: r.applied.get(client.client_id) == 1 and not r.has_work)
 
 
@@ -152,7 +152,7 @@ def test_garbage_on_every_socket_is_counted_and_survived(peers: Peers) -> None:
     statistics = client.call("line_statistics").result
     assert (statistics["malformed message"], statistics["foreign message"]) == (5, 1)
     peers.publish()
-    peers.coordinator.wait_report(lambda r: r.applied.get(client.client_id) == client.line_seq)
+    peers.coordinator.wait_report(lambda r: r.applied.get(client.client_id) == client.channel_seq)
 
 
 def test_one_odd_request_fails_alone(peers: Peers) -> None:

@@ -23,9 +23,9 @@ CLIENT = ClientId(0, 1)
 class DeafClient:
     """A client's PULL socket that nobody reads, behind a real output thread; ``take_one`` reads one frame."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", folder: Path, **patience: Any) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", folder: Path, **slow_client_detector: Any) -> None:
         self.shared = SharedState(EngineId(0, 1), "here", lambda: None)
-        self.thread = OutputThread(context, EngineId(0, 1), self.shared, **patience)
+        self.thread = OutputThread(context, EngineId(0, 1), self.shared, **slow_client_detector)
         self.pull = make_socket(context, zmq.PULL, high_water_mark=1)
         self._position = 0
         self._decode = output_decoder().decode
@@ -46,10 +46,10 @@ class DeafClient:
 
 
 @contextmanager
-def deaf_client(**patience: float) -> Iterator[DeafClient]:
+def deaf_client(**slow_client_detector: float) -> Iterator[DeafClient]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        client = DeafClient(context, Path(folder), **patience)
+        client = DeafClient(context, Path(folder), **slow_client_detector)
         try:
             yield client
         finally:

@@ -21,8 +21,8 @@ Answer = list[tuple[str, str | None]] | str
 
 
 def offline_answers() -> list[Answer]:
-    knobs: dict[str, Any] = {"sim_step_ms": STEP_MS, "sim_fail_on_token": FAIL, "progress": False}
-    with LLM(engine="sim", data_parallel_size=2, **knobs) as llm:
+    options: dict[str, Any] = {"sim_step_ms": STEP_MS, "sim_fail_on_token": FAIL, "progress": False}
+    with LLM(engine="sim", data_parallel_size=2, **options) as llm:
         outputs = llm.generate(PROMPTS, PARAMS, progress=False)
     return [
         str(output.error) if output.error else [(sample.text, sample.finish_reason) for sample in output.outputs]

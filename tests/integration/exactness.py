@@ -52,7 +52,7 @@ class SmallPool:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class PendingResults:
     """The output tokens of each prompt, and the counters when all had ended."""
 
     tokens: list[list[int]]
@@ -66,7 +66,7 @@ def answer(
     num_tokens: int,
     seed: int,
     embeds: Sequence[Tensor] | None = None,
-) -> Answers:
+) -> PendingResults:
     """Ask a new core for ``num_tokens`` of each prompt; how many arrive before a step is random.
 
     embeds: what stands in for the embeddings of each prompt.
@@ -85,7 +85,7 @@ def answer(
             assert output.error is None, output.error
             answers[output.request_id].extend(output.new_token_ids)
             num_finished += output.finish_reason is FinishReason.LENGTH
-    return Answers(answers, core.load())
+    return PendingResults(answers, core.load())
 
 
 def assert_equal(found: list[list[int]], expected: list[list[int]], prompts: list[list[int]], folder: Path) -> None:
@@ -114,7 +114,7 @@ def _margin(folder: Path, tokens: list[int]) -> float:
 def make_request(index: int, prompt: list[int], num_tokens: int) -> AddRequest:
     return AddRequest(
         client_id=CLIENT,
-        line_seq=index + 1,
+        channel_seq=index + 1,
         request_id=index,
         sample_index=0,
         attempt=0,

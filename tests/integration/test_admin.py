@@ -79,7 +79,7 @@ class Stream:
         return next((c["choices"][0]["finish_reason"] for c in chunks if c["choices"][0]["finish_reason"]), None)
 
     @property
-    def reply_id(self) -> str:
+    def response_id(self) -> str:
         return str(json.loads(self.lines[0].removeprefix("data: "))["id"])
 
     def join(self) -> None:
@@ -207,8 +207,8 @@ def test_requests_are_aborted_by_either_name(http: httpx.Client) -> None:
     with streams(http, 1, name="mine") as (mine,), streams(http, 1) as (other,):
         assert mine.headers is not None
         assert mine.headers["x-request-id"] == "mine"
-        answer = http.post("/abort_requests", json={"request_ids": ["mine", other.reply_id, "nobody"]}).json()
-        assert answer == {"aborted": sorted(["mine", other.reply_id]), "not_found": ["nobody"], "failures": {}}
+        answer = http.post("/abort_requests", json={"request_ids": ["mine", other.response_id, "nobody"]}).json()
+        assert answer == {"aborted": sorted(["mine", other.response_id]), "not_found": ["nobody"], "failures": {}}
     assert (mine.finish_reason, other.finish_reason) == ("abort", "abort")
 
 

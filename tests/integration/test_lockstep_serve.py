@@ -1,6 +1,6 @@
 """A lockstep group behind the whole service: it steps together, rests together, and heals without a stream noticing.
 
-One deployment of sim ranks for the module; each test leaves it whole. The rounds that wait for many refills are chaos.
+One deployment of sim ranks for the module; each test leaves it whole. The rounds that wait for many replaces are chaos.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ Wound = Callable[[dict[int, int]], Awaitable[None]]
 
 @pytest.fixture(scope="module", autouse=True)
 def leak_check() -> Iterator[None]:
-    """Look for leaks of the module and not of each test: an engine that took a dead one's seat is the deployment's."""
+    """Look for leaks of the module and not of each test: an engine that replaced a dead one is the deployment's."""
     before = held()
     yield
     leaked = wait_given_back(before)

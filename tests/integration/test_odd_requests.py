@@ -29,7 +29,7 @@ def core(tmp_path: Path) -> NativeCore:
 def request(request_id: int, prompt: list[int], output: list[int] | None = None) -> AddRequest:
     return AddRequest(
         client_id=CLIENT,
-        line_seq=request_id,
+        channel_seq=request_id,
         request_id=request_id,
         sample_index=0,
         attempt=0,

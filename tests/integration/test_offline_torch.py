@@ -17,11 +17,11 @@ NUM_TOKENS = 12
 
 
 @contextmanager
-def opened(folder: Path, **knobs: Any) -> Iterator[LLM]:
+def opened(folder: Path, **options: Any) -> Iterator[LLM]:
     """Save a small model and load it; its tokenizer's ids up to the vocabulary are all that is drawn."""
     save_family("llama", folder)
     byte_tokenizer().backend.save(str(folder / "tokenizer.json"))
-    with LLM(str(folder), dtype="float32", device="cpu", kv_cache_memory="1MiB", progress=False, **knobs) as llm:
+    with LLM(str(folder), dtype="float32", device="cpu", kv_cache_memory="1MiB", progress=False, **options) as llm:
         yield llm
 
 

@@ -13,7 +13,7 @@ SIM = ("--engine", "sim", "--data-parallel-size", "2")
 pytestmark = pytest.mark.ray
 
 
-def shell_of(pid: int) -> psutil.Process:
+def actor_of(pid: int) -> psutil.Process:
     """Return the actor process that an engine runs under."""
     parent = psutil.Process(pid).parent()
     assert parent is not None
@@ -24,9 +24,9 @@ def test_every_rank_runs_under_an_actor_of_its_own_and_a_lost_actor_is_a_dead_ra
     with deployment(*SIM, "--max-restarts", "0") as served:
         url = served.wait_ready()
         assert chat(url) == "length"
-        shells = {rank: shell_of(row["pid"]) for rank, row in ranks_of(url).items()}
-        assert len({shell.pid for shell in shells.values()}) == 2
-        assert all(shell.name().startswith("ray::") for shell in shells.values()), shells
+        shells = {rank: actor_of(row["pid"]) for rank, row in ranks_of(url).items()}
+        assert len({actor.pid for actor in shells.values()}) == 2
+        assert all(actor.name().startswith("ray::") for actor in shells.values()), shells
         assert set(served.listening()) == {"127.0.0.1"}, "nothing of Ray's either is open to other hosts"
         core = psutil.Process(ranks_of(url)[1]["pid"])
 
@@ -42,15 +42,15 @@ def test_every_rank_runs_under_an_actor_of_its_own_and_a_lost_actor_is_a_dead_ra
 def test_the_seat_of_a_lost_engine_is_filled_in_its_shell_and_that_of_a_lost_shell_in_a_new_one() -> None:
     with deployment(*SIM) as served:
         url = served.wait_ready()
-        shell = shell_of(ranks_of(url)[1]["pid"])
+        actor = actor_of(ranks_of(url)[1]["pid"])
 
         os.kill(ranks_of(url)[1]["pid"], signal.SIGKILL)
         eventually(lambda: rank_is(url, 1, "1.2"))
-        assert shell_of(ranks_of(url)[1]["pid"]).pid == shell.pid
+        assert actor_of(ranks_of(url)[1]["pid"]).pid == actor.pid
 
-        shell.kill()
+        actor.kill()
         eventually(lambda: rank_is(url, 1, "1.3"))
-        assert shell_of(ranks_of(url)[1]["pid"]).pid != shell.pid
+        assert actor_of(ranks_of(url)[1]["pid"]).pid != actor.pid
         assert chat(url, data_parallel_rank=1) == "length"
 
         served.end()

@@ -22,7 +22,7 @@ def prompts() -> list[list[int]]:
 def request(request_id: int, prompt: list[int]) -> AddRequest:
     return AddRequest(
         client_id=CLIENT,
-        line_seq=request_id,
+        channel_seq=request_id,
         request_id=request_id,
         sample_index=0,
         attempt=0,

@@ -9,13 +9,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from engine.parallel.member import Member, Stance, leaves_below
+from engine.parallel.group_member import DPGroupMember, LockstepState, leaves_below
 from engine.wire.ids import EngineId
-from engine.wire.messages import GroupState, Membership, Seat, SeatState
-from engine.wire.seats import seats_by_rank
+from engine.wire.messages import GroupState, Membership, ReplicaInfo, ReplicaState
+from engine.wire.replicas import replicas_by_rank
 from lb.coordinator.lockstep import LockstepGroup
 from tests.model.outlook import Event, Outlook
-from tests.model.parts import Coordinator, Group, Place, Rank
+from tests.model.parts import Coordinator, Group, PlacementState, Rank
 from tests.model.safety import check_headers, check_size, parked
 from tests.model.world import Budget, ViolationError, World
 
@@ -32,7 +32,7 @@ class Rules(Outlook):
 
     def __init__(
         self,
-        member: Callable[[EngineId], Member] = Member,
+        member: Callable[[EngineId], DPGroupMember] = DPGroupMember,
         group: Callable[[int, int], LockstepGroup] = LockstepGroup,
         *,
         min_size: int = 1,
@@ -53,13 +53,13 @@ class Rules(Outlook):
         """Return a world whose ranks are in no group yet."""
         world = World(Coordinator(1, self.group(1, self.min_size), num_states=_USUAL_AGE), budget)
         for rank in range(num_ranks):
-            self._seat(world, EngineId(rank, 1), is_loaded=is_loaded)
+            self._replica(world, EngineId(rank, 1), is_loaded=is_loaded)
         self.publish(world)
         return world
 
-    def _seat(self, world: World, engine_id: EngineId, *, is_loaded: bool) -> None:
+    def _replica(self, world: World, engine_id: EngineId, *, is_loaded: bool) -> None:
         world.num_seats = max(world.num_seats, engine_id.rank + 1)
-        world.seats = {**world.seats, engine_id.rank: Seat(engine_id, SeatState.ALIVE)}
+        world.replicas = {**world.replicas, engine_id.rank: ReplicaInfo(engine_id, ReplicaState.ALIVE)}
         world.ranks[engine_id.rank] = Rank(
             engine_id, self.member(engine_id), is_loaded=is_loaded, seen=world.num_states - 2
         )
@@ -105,14 +105,14 @@ class Rules(Outlook):
         known = coordinator.reports.get(rank)
         if known is not None and known.engine_id > report.engine_id:
             return
-        if _is_listed(coordinator.seats, report.engine_id):
+        if _is_listed(coordinator.replicas, report.engine_id):
             coordinator.reports[rank] = report
             self._update(world, coordinator)
 
-    def _on_seats(self, world: World, _rank: int, _way: int) -> None:
+    def _on_replicas(self, world: World, _rank: int, _way: int) -> None:
         coordinator = world.own_coordinator()
-        coordinator.seats = world.seats
-        gone = [rank for rank, r in coordinator.reports.items() if not _is_listed(world.seats, r.engine_id)]
+        coordinator.replicas = world.replicas
+        gone = [rank for rank, r in coordinator.reports.items() if not _is_listed(world.replicas, r.engine_id)]
         for rank in gone:
             del coordinator.reports[rank]
         coordinator.settings, coordinator.rebalances = world.settings, world.rebalances
@@ -126,13 +126,13 @@ class Rules(Outlook):
         if is_newer or it.place is None:  # its input thread, too, lets nothing older through
             it.slot = number
         if is_newer:
-            it.seats = seats_by_rank(state.seats)
+            it.replicas = replicas_by_rank(state.replicas)
         it.seen = max(it.seen, number)
         it.leaves_below = max(it.leaves_below, leaves_below(state))
         self._loop(world, it)
 
     def _update(self, world: World, coordinator: Coordinator, *, changed: bool = False) -> None:
-        if coordinator.group.update(coordinator.reports, coordinator.seats) or changed:
+        if coordinator.group.update(coordinator.reports, coordinator.replicas) or changed:
             self.publish(world)
 
     def publish(self, world: World) -> None:
@@ -154,7 +154,7 @@ class Rules(Outlook):
             group.waves.started,
             coordinator.settings,
             [],
-            list(coordinator.seats.values()),
+            list(coordinator.replicas.values()),
         )
         coordinator.num_states += 1
         world.num_states += 1
@@ -237,7 +237,7 @@ class Rules(Outlook):
         posts[position] = tuple(post if index == mine else other for index, other in enumerate(row))
         oldest = min(group.entered) - 1
         group.posts = tuple(sorted((at, row) for at, row in posts.items() if at >= oldest))
-        it.place = Place(epoch, position, is_rows)
+        it.place = PlacementState(epoch, position, is_rows)
 
     # a rank's loop
 
@@ -252,14 +252,14 @@ class Rules(Outlook):
             it.settings = max(it.settings, state.pause)
             member.on_state(state)
         self._take_result(it)
-        if member.stance is Stance.PARKED:
+        if member.lockstep_state is LockstepState.PARKED:
             self._let_go(world, it, member.epoch)
         wanted = member.to_prepare
         if wanted is not None:
             self._prepare(world, it, wanted)
         if member.may_install:
             self._switch(it)
-        if member.stance is Stance.RUNNING:
+        if member.lockstep_state is LockstepState.RUNNING:
             works = it.has_work and not it.is_paused
             self._enter(world, it, member.header(int(works), has_work=works, paused=it.is_paused), is_rows=False)
 
@@ -289,7 +289,7 @@ class Rules(Outlook):
 
     def _switch(self, it: Rank) -> None:
         it.member.on_switched()
-        if it.member.stance is Stance.OUTSIDE:
+        if it.member.lockstep_state is LockstepState.OUTSIDE:
             return
         assert it.standby == it.member.epoch, f"rank {it.engine_id} has {it.standby}, not {it.member.epoch}"
         it.standby = 0
@@ -328,11 +328,11 @@ class Rules(Outlook):
                 world.own_group(epoch).gone |= {it.engine_id}
 
     def _on_confirm(self, world: World, rank: int, _way: int) -> None:
-        world.seats = {**world.seats, rank: replace(world.seats[rank], state=SeatState.DEAD)}
+        world.replicas = {**world.replicas, rank: replace(world.replicas[rank], state=ReplicaState.DEAD)}
 
-    def _on_refill(self, world: World, rank: int, _way: int) -> None:
+    def _on_replacement(self, world: World, rank: int, _way: int) -> None:
         world.spend("refills")
-        self._seat(world, EngineId(rank, world.seats[rank].engine_id.incarnation + 1), is_loaded=False)
+        self._replica(world, EngineId(rank, world.replicas[rank].engine_id.incarnation + 1), is_loaded=False)
 
     def _on_wish(self, world: World, _rank: int, _way: int) -> None:
         """Let a client ask for the next wave, whether or not its request arrives anywhere."""
@@ -347,7 +347,7 @@ class Rules(Outlook):
 
     def _on_join(self, world: World, _rank: int, _way: int) -> None:
         world.spend("joins")
-        self._seat(world, EngineId(world.num_seats, 1), is_loaded=False)
+        self._replica(world, EngineId(world.num_seats, 1), is_loaded=False)
 
     def _on_load(self, world: World, rank: int, _way: int) -> None:
         it = world.own_rank(rank)
@@ -356,16 +356,16 @@ class Rules(Outlook):
 
     def _on_cordon(self, world: World, rank: int, _way: int) -> None:
         world.spend("leaves")
-        world.seats = {**world.seats, rank: replace(world.seats[rank], state=SeatState.LEAVING)}
+        world.replicas = {**world.replicas, rank: replace(world.replicas[rank], state=ReplicaState.LEAVING)}
 
     def _on_restore(self, world: World, rank: int, _way: int) -> None:
         """Let a rank stay after all, whether or not the group has gone on without it."""
         world.spend("returns")
-        world.seats = {**world.seats, rank: replace(world.seats[rank], state=SeatState.ALIVE)}
+        world.replicas = {**world.replicas, rank: replace(world.replicas[rank], state=ReplicaState.ALIVE)}
 
     def _on_go(self, world: World, rank: int, _way: int) -> None:
         self._end(world, rank)
-        world.seats = {other: seat for other, seat in world.seats.items() if other != rank}
+        world.replicas = {other: replica for other, replica in world.replicas.items() if other != rank}
         world.mail.pop(rank, None)
 
     def _on_restart(self, world: World, _rank: int, _way: int) -> None:
@@ -386,11 +386,11 @@ def holds(world: World, it: Rank) -> bool:
     return set(told) <= set(has)
 
 
-def _is_listed(seats: dict[int, Seat], engine_id: EngineId) -> bool:
+def _is_listed(replicas: dict[int, ReplicaInfo], engine_id: EngineId) -> bool:
     """Tell what ``CoordinatorState`` lets report."""
-    if not seats:
+    if not replicas:
         return True
-    seat = seats.get(engine_id.rank)
-    if seat is None or engine_id.incarnation < seat.engine_id.incarnation:
+    replica = replicas.get(engine_id.rank)
+    if replica is None or engine_id.incarnation < replica.engine_id.incarnation:
         return False
-    return engine_id != seat.engine_id or seat.state != SeatState.DEAD
+    return engine_id != replica.engine_id or replica.state != ReplicaState.DEAD

@@ -34,8 +34,8 @@ class KeepsOldProposals(LockstepGroup):
 
 class TakesTheStoppingForAlive(LockstepGroup):
     def _is_dead(self, engine_id: EngineId) -> bool:
-        seat = self._seats.get(engine_id.rank)
-        return seat is None or seat.engine_id != engine_id
+        replica = self._replicas.get(engine_id.rank)
+        return replica is None or replica.engine_id != engine_id
 
 
 # --- the direct way -------------------------------------------------------------------------------------------------
@@ -270,16 +270,16 @@ def counts_on(generation: int, min_size: int) -> LockstepGroup:
 
 class GoesBeforeTheSwitch(Rules):
     def _may_go(self, world: World, rank: int, it: Rank) -> bool:
-        known, group = world.coordinator.seats.get(rank) == world.seats[rank], world.coordinator.group
+        known, group = world.coordinator.replicas.get(rank) == world.replicas[rank], world.coordinator.group
         return known and group.committed.epoch > 0 and it.engine_id not in group.committed.members
 
 
 class GoesUnknown(Rules):
     def _may_go(self, world: World, rank: int, it: Rank) -> bool:
-        seats = world.coordinator.seats
-        world.coordinator.seats = world.seats
+        replicas = world.coordinator.replicas
+        world.coordinator.replicas = world.replicas
         may_go = super()._may_go(world, rank, it)
-        world.coordinator.seats = seats
+        world.coordinator.replicas = replicas
         return may_go
 
 
@@ -319,7 +319,7 @@ GROUPS: dict[str, Callable[..., LockstepGroup]] = {
     "a wish for a wave counts when all rest": with_waves(GrantsEveryWish),
 }
 
-SEATS: dict[str, type[Rules]] = {
+REPLICAS: dict[str, type[Rules]] = {
     "a leaver stays until the members step without it": GoesBeforeTheSwitch,
     "a leaver stays until the coordinator knows that it leaves": GoesUnknown,
 }

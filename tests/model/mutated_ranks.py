@@ -5,51 +5,51 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from engine.parallel.group_member import DPGroupMember, LockstepState, StepVerdict, leaves_below
 from engine.parallel.header import StepHeader
-from engine.parallel.member import Member, Stance, StepVerdict, leaves_below
 from engine.wire.messages import GroupState, Membership
 from tests.model.events import Rules
 from tests.model.world import World
 
 
-class TakesOldStates(Member):
+class TakesOldStates(DPGroupMember):
     def on_state(self, state: GroupState) -> None:
         self._newest = (-1, -1)
         super().on_state(state)
 
 
-class IgnoresGenerations(Member):
+class IgnoresGenerations(DPGroupMember):
     def on_state(self, state: GroupState) -> None:
         self._newest = (state.generation, self._newest[1])
         super().on_state(state)
 
 
-class TakesBackWhatWasCommitted(Member):
+class TakesBackWhatWasCommitted(DPGroupMember):
     def on_state(self, state: GroupState) -> None:
         self.committed = Membership(0, [])
         super().on_state(state)
 
 
-class RestsWhilePaused(Member):
+class RestsWhilePaused(DPGroupMember):
     def on_state(self, state: GroupState) -> None:
         super().on_state(replace(state, wave_started=0) if state.pause % 2 else state)
 
 
-class RestsAlone(Member):
+class RestsAlone(DPGroupMember):
     def on_exchange(self, headers: Sequence[StepHeader]) -> StepVerdict:
         verdict = super().on_exchange(headers)
         mine = next(h for h in headers if h is self._said)
         if not mine.has_work and not verdict.switches:
-            self.stance = Stance.IDLE
+            self.lockstep_state = LockstepState.IDLE
             self._wake()
         return verdict
 
-    def header(self, num_tokens: int, **knobs: Any) -> StepHeader:
-        self._said = super().header(num_tokens, **knobs)
+    def header(self, num_tokens: int, **options: Any) -> StepHeader:
+        self._said = super().header(num_tokens, **options)
         return self._said
 
 
-class RestsThoughAWaveStarted(Member):
+class RestsThoughAWaveStarted(DPGroupMember):
     def on_exchange(self, headers: Sequence[StepHeader]) -> StepVerdict:
         seen, self._wave_seen = self._wave_seen, 0
         verdict = super().on_exchange(headers)
@@ -57,15 +57,15 @@ class RestsThoughAWaveStarted(Member):
         return verdict
 
 
-class RestsBehindASwitch(Member):
+class RestsBehindASwitch(DPGroupMember):
     def on_exchange(self, headers: Sequence[StepHeader]) -> StepVerdict:
         verdict = super().on_exchange(headers)
         if verdict.switches and not any(header.has_work for header in headers):
-            self.stance = Stance.IDLE
-        return StepVerdict(verdict.runs, switches=verdict.switches and self.stance is Stance.RUNNING)
+            self.lockstep_state = LockstepState.IDLE
+        return StepVerdict(verdict.runs, switches=verdict.switches and self.lockstep_state is LockstepState.RUNNING)
 
 
-class KeepsItsOwnWave(Member):
+class KeepsItsOwnWave(DPGroupMember):
     def on_exchange(self, headers: Sequence[StepHeader]) -> StepVerdict:
         wave = self.wave
         verdict = super().on_exchange(headers)
@@ -73,7 +73,7 @@ class KeepsItsOwnWave(Member):
         return verdict
 
 
-class KeepsItsOwnStep(Member):
+class KeepsItsOwnStep(DPGroupMember):
     def on_exchange(self, headers: Sequence[StepHeader]) -> StepVerdict:
         step = self.step
         verdict = super().on_exchange(headers)
@@ -81,89 +81,89 @@ class KeepsItsOwnStep(Member):
         return verdict
 
 
-class SwitchesWithTheFirst(Member):
+class SwitchesWithTheFirst(DPGroupMember):
     def on_exchange(self, headers: Sequence[StepHeader]) -> StepVerdict:
         newest = max(header.committed_epoch for header in headers)
         return super().on_exchange([header._replace(committed_epoch=newest) for header in headers])
 
 
-class SaysReadyTooEarly(Member):
-    def header(self, num_tokens: int, **knobs: Any) -> StepHeader:
-        header = super().header(num_tokens, **knobs)
+class SaysReadyTooEarly(DPGroupMember):
+    def header(self, num_tokens: int, **options: Any) -> StepHeader:
+        header = super().header(num_tokens, **options)
         return header._replace(committed_epoch=max(self.epoch, self.committed.epoch))
 
 
-class WaitsToBeReadyToLeave(Member):
-    def header(self, num_tokens: int, **knobs: Any) -> StepHeader:
-        header = super().header(num_tokens, **knobs)
+class WaitsToBeReadyToLeave(DPGroupMember):
+    def header(self, num_tokens: int, **options: Any) -> StepHeader:
+        header = super().header(num_tokens, **options)
         return header if self._engine_id in self.committed.members else header._replace(committed_epoch=self.epoch)
 
 
-class KeepsWhatItLetGo(Member):
+class KeepsWhatItLetGo(DPGroupMember):
     def on_preparing(self, epoch: int) -> None:
         ready = self.ready_epoch
         super().on_preparing(epoch)
         self.ready_epoch = ready
 
 
-class PreparesOnlyOnce(Member):
+class PreparesOnlyOnce(DPGroupMember):
     @property
     def to_prepare(self) -> Membership | None:
         return None if self.preparing > self.committed.epoch else super().to_prepare
 
 
-class SleepsThroughDirectProposals(Member):
+class SleepsThroughDirectProposals(DPGroupMember):
     def on_state(self, state: GroupState) -> None:
-        stance = self.stance
+        lockstep_state = self.lockstep_state
         super().on_state(state)
-        if stance is Stance.IDLE and self.stance is Stance.PARKED:
-            self.stance, self.broken_epoch = Stance.IDLE, 0
+        if lockstep_state is LockstepState.IDLE and self.lockstep_state is LockstepState.PARKED:
+            self.lockstep_state, self.broken_epoch = LockstepState.IDLE, 0
             self._wake()
 
 
-class ParkedWaits(Member):
+class ParkedWaits(DPGroupMember):
     @property
     def may_install(self) -> bool:
-        return super().may_install and self.stance is not Stance.PARKED
+        return super().may_install and self.lockstep_state is not LockstepState.PARKED
 
 
-class JoinerWaits(Member):
+class JoinerWaits(DPGroupMember):
     @property
     def may_install(self) -> bool:
-        return super().may_install and self.stance is not Stance.OUTSIDE
+        return super().may_install and self.lockstep_state is not LockstepState.OUTSIDE
 
 
-class InstallsOutOfTurn(Member):
+class InstallsOutOfTurn(DPGroupMember):
     @property
     def may_install(self) -> bool:
-        stance, self.stance = self.stance, Stance.PARKED
+        lockstep_state, self.lockstep_state = self.lockstep_state, LockstepState.PARKED
         may_install = super().may_install
-        self.stance = stance
+        self.lockstep_state = lockstep_state
         return may_install
 
 
-class StartsInAnOldWave(Member):
+class StartsInAnOldWave(DPGroupMember):
     def on_switched(self) -> None:
         wave = self.wave
         super().on_switched()
         self.wave = wave
 
 
-class StartsIdle(Member):
+class StartsIdle(DPGroupMember):
     def on_switched(self) -> None:
         super().on_switched()
-        if self.stance is Stance.RUNNING:
-            self.stance = Stance.IDLE
+        if self.lockstep_state is LockstepState.RUNNING:
+            self.lockstep_state = LockstepState.IDLE
             self._wake()
 
 
-class GoesOnInABrokenGroup(Member):
+class GoesOnInABrokenGroup(DPGroupMember):
     def on_broken(self) -> None:
-        if self.stance is Stance.RUNNING:
-            self.stance = Stance.IDLE
+        if self.lockstep_state is LockstepState.RUNNING:
+            self.lockstep_state = LockstepState.IDLE
 
 
-class HidesWhatBroke(Member):
+class HidesWhatBroke(DPGroupMember):
     def on_broken(self) -> None:
         super().on_broken()
         self.broken_epoch = 0
@@ -175,8 +175,8 @@ class RunsAgain(Rules):
     def _on_request(self, world: World, rank: int, way: int) -> None:
         super()._on_request(world, rank, way)
         it = world.own_rank(rank)
-        if it.member.stance is Stance.IDLE:
-            it.member.stance = Stance.RUNNING
+        if it.member.lockstep_state is LockstepState.IDLE:
+            it.member.lockstep_state = LockstepState.RUNNING
             self._loop(world, it)
 
 
@@ -204,10 +204,10 @@ class StaysWithTheDead(Rules):
     def publish(self, world: World) -> None:
         super().publish(world)
         newest = world.num_states - 1
-        world.states[newest] = replace(world.states[newest], seats=[])
+        world.states[newest] = replace(world.states[newest], replicas=[])
 
 
-MEMBERS: dict[str, type[Member]] = {
+MEMBERS: dict[str, type[DPGroupMember]] = {
     "the newest state wins": TakesOldStates,
     "a higher generation is newer": IgnoresGenerations,
     "what was committed is not taken back": TakesBackWhatWasCommitted,

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from engine.wire.messages import SeatState
-from tests.model.parts import Place, Rank, report_key
+from engine.wire.messages import ReplicaState
+from tests.model.parts import PlacementState, Rank, report_key
 from tests.model.world import World
 
 Event = tuple[str, int, int]
@@ -29,8 +29,8 @@ class Outlook:
         for rank, mail in world.mail.items():
             for index in range(len(mail)):
                 yield ("hear", rank, index)
-        for rank, seat in world.seats.items():
-            if rank not in world.ranks and seat.state is not SeatState.DEAD:
+        for rank, replica in world.replicas.items():
+            if rank not in world.ranks and replica.state is not ReplicaState.DEAD:
                 yield ("confirm", rank, 0)
 
     def faults(self, world: World) -> Iterator[Event]:
@@ -52,17 +52,17 @@ class Outlook:
             if budget.deaths:
                 yield ("die", rank, 0)
                 yield ("die", rank, 1)
-            if budget.leaves and world.seats[rank].state is SeatState.ALIVE:
+            if budget.leaves and world.replicas[rank].state is ReplicaState.ALIVE:
                 yield ("cordon", rank, 0)
-            if budget.returns and world.seats[rank].state is SeatState.LEAVING:
+            if budget.returns and world.replicas[rank].state is ReplicaState.LEAVING:
                 yield ("restore", rank, 0)
             if budget.cuts and it.place is not None:
                 yield ("break", rank, 1)
             if budget.failures and it.is_waited_for and not self._may_fail(world, it):
                 yield ("fail", rank, 1)
-        if budget.refills:
-            for rank, seat in world.seats.items():
-                if seat.state is SeatState.DEAD:
+        if budget.replacements:
+            for rank, replica in world.replicas.items():
+                if replica.state is ReplicaState.DEAD:
                     yield ("refill", rank, 0)
 
     def of_rank(self, world: World, rank: int, it: Rank) -> Iterator[Event]:
@@ -88,7 +88,7 @@ class Outlook:
         if self._may_go(world, rank, it):
             yield ("go", rank, 0)
 
-    def _in_collective(self, world: World, rank: int, it: Rank, place: Place) -> Iterator[Event]:
+    def _in_collective(self, world: World, rank: int, it: Rank, place: PlacementState) -> Iterator[Event]:
         group = world.groups[place.epoch]
         if group.is_complete(place.position):
             yield ("take", rank, 0)
@@ -110,8 +110,8 @@ class Outlook:
         for member in group.membership.members:
             other = world.ranks.get(member.rank)
             if other is None or other.engine_id != member:
-                seat = world.coordinator.seats.get(member.rank)
-                if seat is None or seat.engine_id != member or seat.state is SeatState.DEAD:
+                replica = world.coordinator.replicas.get(member.rank)
+                if replica is None or replica.engine_id != member or replica.state is ReplicaState.DEAD:
                     return True
             elif member in group.gone or (member not in group.begun and other.preparing >= it.preparing):
                 return True
@@ -120,7 +120,10 @@ class Outlook:
     def _may_go(self, world: World, rank: int, it: Rank) -> bool:
         """Tell whether a leaver may end: the others have gone on without it, and will not count on it again."""
         coordinator = world.coordinator
-        if world.seats[rank].state is not SeatState.LEAVING or coordinator.seats.get(rank) != world.seats[rank]:
+        if (
+            world.replicas[rank].state is not ReplicaState.LEAVING
+            or coordinator.replicas.get(rank) != world.replicas[rank]
+        ):
             return False
         committed = coordinator.group.committed
         reports = [coordinator.reports.get(member.rank) for member in committed.members]
@@ -133,4 +136,4 @@ class Outlook:
     def has_news(self, world: World) -> bool:
         coordinator = world.coordinator
         known = coordinator.settings, coordinator.rebalances
-        return coordinator.seats is not world.seats or known != (world.settings, world.rebalances)
+        return coordinator.replicas is not world.replicas or known != (world.settings, world.rebalances)

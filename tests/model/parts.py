@@ -1,14 +1,14 @@
 """What a world is made of: ranks, connections, the coordinator, and what tells one of each from another.
 
-The ranks' ``Member`` and the coordinator's ``LockstepGroup`` are the real ones. Everything else that a process has is
-here as far as it decides what can happen.
+The ranks' ``DPGroupMember`` and the coordinator's ``LockstepGroup`` are the real ones. Everything else that a process
+has is here as far as it decides what can happen.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from engine.parallel.member import Member, Stance
+from engine.parallel.group_member import DPGroupMember, LockstepState
 from engine.wire.ids import EngineId
 from engine.wire.messages import (
     EnginePhase,
@@ -17,22 +17,22 @@ from engine.wire.messages import (
     Load,
     Membership,
     MemberStatus,
-    Seat,
+    ReplicaInfo,
 )
-from engine.wire.seats import any_has_ended
+from engine.wire.replicas import any_has_ended
 from lb.coordinator.lockstep import LockstepGroup
 
 NUM_EXPERTS = 3
 
 _PHASES = {
-    Stance.OUTSIDE: EnginePhase.IDLE,
-    Stance.IDLE: EnginePhase.IDLE,
-    Stance.RUNNING: EnginePhase.RUNNING,
-    Stance.PARKED: EnginePhase.PARKED,
+    LockstepState.OUTSIDE: EnginePhase.IDLE,
+    LockstepState.IDLE: EnginePhase.IDLE,
+    LockstepState.RUNNING: EnginePhase.RUNNING,
+    LockstepState.PARKED: EnginePhase.PARKED,
 }
 
 
-class Place(NamedTuple):
+class PlacementState(NamedTuple):
     """The collective a rank waits in. is_rows: one that stands for all of a step's layers, not the exchange before."""
 
     epoch: int
@@ -63,7 +63,7 @@ class Rank:
     """
 
     engine_id: EngineId
-    member: Member
+    member: DPGroupMember
     is_loaded: bool = True
     has_work: bool = False
     settings: int = 0
@@ -75,9 +75,9 @@ class Rank:
     is_waited_for: bool = False
     standby: int = 0
     failed_epoch: int = 0
-    place: Place | None = None
+    place: PlacementState | None = None
     switches: bool = False
-    seats: Mapping[int, Seat] = field(default_factory=dict)
+    replicas: Mapping[int, ReplicaInfo] = field(default_factory=dict)
     cached_key: int = 0
     cached_report_key: tuple[Any, ...] | None = None
 
@@ -99,12 +99,12 @@ class Rank:
             self.failed_epoch,
             self.place,
             self.switches,
-            self.seats,
+            self.replicas,
         )
 
     def has_lost_peer(self, epochs: Mapping[int, Membership], epoch: int) -> bool:
         """Tell whether its input thread knows that a member of an epoch is gone."""
-        return epoch in epochs and any_has_ended(epochs[epoch].members, self.seats)
+        return epoch in epochs and any_has_ended(epochs[epoch].members, self.replicas)
 
     @property
     def is_paused(self) -> bool:
@@ -123,7 +123,7 @@ class Rank:
             member.ready_epoch,
             member.max_epoch_seen,
             member.wave,
-            _PHASES[member.stance],
+            _PHASES[member.lockstep_state],
             0,
             self.has_work and not self.is_paused,
             {},
@@ -151,7 +151,7 @@ class Rank:
             self.cached_key = hash(
                 (
                     self.engine_id.incarnation,
-                    m.stance.value,
+                    m.lockstep_state.value,
                     m.epoch,
                     m.ready_epoch,
                     m.max_epoch_seen,
@@ -239,12 +239,12 @@ def _post_key(post: Any) -> Any:
 
 @dataclass(slots=True)
 class Coordinator:
-    """The coordinator's process: its group, the reports and seats it has, and the operator's settings it knows."""
+    """The coordinator's process: its group, the reports and replicas it has, and the operator's settings it knows."""
 
     generation: int
     group: LockstepGroup
     reports: dict[int, EngineReport] = field(default_factory=dict)
-    seats: dict[int, Seat] = field(default_factory=dict)
+    replicas: dict[int, ReplicaInfo] = field(default_factory=dict)
     settings: int = 0
     rebalances: int = 0
     num_states: int = 0
@@ -271,11 +271,11 @@ class Coordinator:
     def key_of(self, rank: int) -> tuple[Any, ...]:
         """Return what it knows of a rank."""
         report = self.reports.get(rank)
-        return None if report is None else report_key(report), seat_key(self.seats.get(rank))
+        return None if report is None else report_key(report), replica_key(self.replicas.get(rank))
 
 
-def seat_key(seat: Seat | None) -> tuple[int, int] | None:
-    return None if seat is None else (seat.engine_id.incarnation, int(seat.state))
+def replica_key(replica: ReplicaInfo | None) -> tuple[int, int] | None:
+    return None if replica is None else (replica.engine_id.incarnation, int(replica.state))
 
 
 def report_key(report: EngineReport) -> tuple[Any, ...]:
@@ -305,5 +305,5 @@ def state_key(state: GroupState) -> tuple[Any, ...]:
     )
 
 
-def seat_in(state: GroupState, rank: int) -> Seat | None:
-    return next((seat for seat in state.seats if seat.engine_id.rank == rank), None)
+def replica_in(state: GroupState, rank: int) -> ReplicaInfo | None:
+    return next((replica for replica in state.replicas if replica.engine_id.rank == rank), None)

@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from engine.parallel.member import Stance
+from engine.parallel.group_member import LockstepState
 from engine.wire.ids import EngineId
 from engine.wire.messages import Membership
-from tests.model.parts import Place
+from tests.model.parts import PlacementState
 from tests.model.world import World
 
 
 def parked(world: World) -> set[EngineId]:
     """Return the ranks that are parked."""
-    return {it.engine_id for it in world.ranks.values() if it.member.stance is Stance.PARKED}
+    return {it.engine_id for it in world.ranks.values() if it.member.lockstep_state is LockstepState.PARKED}
 
 
 def check_size(committed: Membership, min_size: int) -> None:
@@ -19,7 +19,7 @@ def check_size(committed: Membership, min_size: int) -> None:
     assert not committed.epoch or len(committed.members) >= min_size, f"{committed.members} are too few"
 
 
-def check_headers(place: Place, headers: tuple[Any, ...]) -> None:
+def check_headers(place: PlacementState, headers: tuple[Any, ...]) -> None:
     """Check that all in one exchange are at the same epoch and step."""
     assert all(header.epoch == place.epoch for header in headers), f"epochs differ in one exchange: {headers}"
     if place.position > 0:

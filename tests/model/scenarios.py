@@ -59,7 +59,7 @@ SMALL = [
     Scenario(3, Budget(deaths=2)),
     Scenario(2, Budget(deaths=1, restarts=1)),
     Scenario(2, Budget(failures=1, rebalances=1)),
-    Scenario(2, Budget(deaths=1, refills=1), min_size=2),
+    Scenario(2, Budget(deaths=1, replacements=1), min_size=2),
     Scenario(2, Budget(cuts=1, rebalances=1)),
 ]
 """Exhausted in a second or two each."""
@@ -69,7 +69,7 @@ LARGE = [
     Scenario(2, Budget(leaves=1, returns=1), is_calm=True),
     Scenario(2, Budget(requests=1, cuts=1)),
     Scenario(2, Budget(requests=1, deaths=1)),
-    Scenario(2, Budget(deaths=2, refills=1)),
+    Scenario(2, Budget(deaths=2, replacements=1)),
     Scenario(1, Budget(requests=1, joins=1), is_calm=True),
     Scenario(2, Budget(requests=1, pauses=1), is_calm=True),
     Scenario(2, Budget(requests=1, leaves=1), is_calm=True),
@@ -101,7 +101,7 @@ def random_walk(seed: int, max_ranks: int) -> Walk:
         requests=dice.choice([0, 2, 4]),
         pauses=dice.choice([0, 1, 2]),
         deaths=dice.choice([0, 1, 2, 3]),
-        refills=dice.choice([0, 2, 4]),
+        replacements=dice.choice([0, 2, 4]),
         joins=dice.choice([0, 1, 2]),
         leaves=dice.choice([0, 1, 2]),
         restarts=dice.choice([0, 0, 1, 2]),

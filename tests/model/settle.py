@@ -1,8 +1,8 @@
 """Whether a world comes to rest when nothing more goes wrong and everything arrives."""
 
-from engine.parallel.member import Stance
+from engine.parallel.group_member import LockstepState
 from engine.wire.ids import EngineId
-from engine.wire.messages import Seat, SeatState
+from engine.wire.messages import ReplicaInfo, ReplicaState
 from tests.model.events import Rules
 from tests.model.parts import report_key
 from tests.model.world import ViolationError, World
@@ -76,10 +76,10 @@ class Settler:
     def round(self, world: World) -> None:
         """Let everything arrive once, and every rank do what it can."""
         rules = self._rules
-        for rank, seat in list(world.seats.items()):
-            if rank not in world.ranks and seat.state is not SeatState.DEAD:
+        for rank, replica in list(world.replicas.items()):
+            if rank not in world.ranks and replica.state is not ReplicaState.DEAD:
                 rules.happen(world, ("confirm", rank, 0))
-        self._refill(world)
+        self._replace(world)
         if rules.has_news(world):
             rules.happen(world, ("seats", -1, 0))
         self._report(world)
@@ -92,15 +92,15 @@ class Settler:
 
     def _is_mute(self, world: World, rank: int) -> bool:
         it, members = world.ranks[rank], world.coordinator.group.committed.members
-        is_newcomer = it.member.stance is Stance.OUTSIDE and it.engine_id not in members
+        is_newcomer = it.member.lockstep_state is LockstepState.OUTSIDE and it.engine_id not in members
         return self._are_newcomers_mute and is_newcomer
 
-    def _refill(self, world: World) -> None:
-        """Fill dead seats when those that live are too few: then somebody must come."""
-        seats = world.seats.items()
-        if sum(seat.state is not SeatState.DEAD for _, seat in seats) < self._rules.min_size:
-            for rank in [rank for rank, seat in seats if seat.state is SeatState.DEAD]:
-                world.budget = world.budget._replace(refills=world.budget.refills + 1)
+    def _replace(self, world: World) -> None:
+        """Fill dead replicas when those that live are too few: then somebody must come."""
+        replicas = world.replicas.items()
+        if sum(replica.state is not ReplicaState.DEAD for _, replica in replicas) < self._rules.min_size:
+            for rank in [rank for rank, replica in replicas if replica.state is ReplicaState.DEAD]:
+                world.budget = world.budget._replace(replacements=world.budget.replacements + 1)
                 self._rules.happen(world, ("refill", rank, 0))
 
     def _report(self, world: World) -> None:
@@ -141,7 +141,7 @@ def settlers(rules: Rules) -> list[Settler]:
 def unrest(world: World, min_size: int) -> str | None:
     """Return what is not at rest, or None."""
     group = world.coordinator.group
-    wanted = sorted(seat.engine_id for rank, seat in world.seats.items() if _is_wanted(world, rank, seat))
+    wanted = sorted(replica.engine_id for rank, replica in world.replicas.items() if _is_wanted(world, rank, replica))
     inside = [rank for rank, it in world.ranks.items() if it.place is not None]
     if inside:
         return f"ranks {inside} are in a collective"
@@ -176,8 +176,8 @@ def _unrest_of(members: list[EngineId], world: World) -> str | None:
     for engine_id in members:
         it = world.ranks[engine_id.rank]
         member = it.member
-        if member.stance is not Stance.IDLE or member.epoch != group.committed.epoch:
-            return f"rank {engine_id} is {member.stance.value} in epoch {member.epoch}"
+        if member.lockstep_state is not LockstepState.IDLE or member.epoch != group.committed.epoch:
+            return f"rank {engine_id} is {member.lockstep_state.value} in epoch {member.epoch}"
         if member.wave != group.waves.started:
             return f"rank {engine_id} rests in wave {member.wave} of {group.waves.started}"
         if it.has_work and not it.is_paused:
@@ -185,9 +185,9 @@ def _unrest_of(members: list[EngineId], world: World) -> str | None:
     return None
 
 
-def _is_wanted(world: World, rank: int, seat: Seat) -> bool:
-    """Tell whether a seat's engine shall be a member: one that is to go stays while it has work."""
-    if seat.state is SeatState.LEAVING:
+def _is_wanted(world: World, rank: int, replica: ReplicaInfo) -> bool:
+    """Tell whether a replica's engine shall be a member: one that is to go stays while it has work."""
+    if replica.state is ReplicaState.LEAVING:
         it = world.ranks.get(rank)
         return it is not None and it.has_work and it.engine_id in world.coordinator.group.committed.members
-    return seat.state is SeatState.ALIVE
+    return replica.state is ReplicaState.ALIVE

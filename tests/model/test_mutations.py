@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.parallel.member import Member
+from engine.parallel.group_member import DPGroupMember
 from lb.coordinator.lockstep import LockstepGroup
 from tests.model.events import Rules
-from tests.model.mutated_coordinators import GROUPS, SEATS
+from tests.model.mutated_coordinators import GROUPS, REPLICAS
 from tests.model.mutated_ranks import MEMBERS, RANKS
 from tests.model.scenarios import formed
 from tests.model.settle import Settler
@@ -43,8 +43,8 @@ class Shown(NamedTuple):
 
     def rules(self, mutated: str = "") -> Rules:
         """Return the machines, without a rule."""
-        return {**RANKS, **SEATS}.get(mutated, Rules)(
-            MEMBERS.get(mutated, Member),
+        return {**RANKS, **REPLICAS}.get(mutated, Rules)(
+            MEMBERS.get(mutated, DPGroupMember),
             GROUPS.get(mutated, LockstepGroup),
             min_size=self.min_size,
             mail_depth=self.mail_depth,
@@ -242,7 +242,7 @@ def test_without_the_rule_more_is_done(rule: str) -> None:
 
 
 def test_each_rule_is_switched_off_once_and_stands_in_the_table() -> None:
-    rules = [*MEMBERS, *RANKS, *GROUPS, *SEATS]
+    rules = [*MEMBERS, *RANKS, *GROUPS, *REPLICAS]
     assert sorted(rules) == sorted([*SHOWN, *SAVED])
     readme = Path(__file__).with_name("README.md").read_text()
     assert [rule for rule in rules if f"| {rule} |" not in readme] == []

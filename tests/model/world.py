@@ -6,8 +6,8 @@ have in common, and keys are worked out once.
 
 from typing import NamedTuple
 
-from engine.wire.messages import EngineReport, GroupState, Membership, Seat
-from tests.model.parts import Coordinator, Group, Rank, report_key, seat_in, seat_key, state_key, twin
+from engine.wire.messages import EngineReport, GroupState, Membership, ReplicaInfo
+from tests.model.parts import Coordinator, Group, Rank, replica_in, replica_key, report_key, state_key, twin
 
 
 class ViolationError(AssertionError):
@@ -20,7 +20,7 @@ class Budget(NamedTuple):
     requests: int = 0
     pauses: int = 0
     deaths: int = 0
-    refills: int = 0
+    replacements: int = 0
     joins: int = 0
     leaves: int = 0
     restarts: int = 0
@@ -34,7 +34,7 @@ class Budget(NamedTuple):
 class World:
     """Everything.
 
-    ranks: processes that live, by rank. seats: what the supervisor knows, by rank; num_seats: ever had.
+    ranks: processes that live, by rank. replicas: what the supervisor knows, by rank; num_seats: ever had.
     states: those that somebody may still get, by number. mail: by rank, reports on the way, the newest last.
     epochs: what each number named, for good; epochs_of: by rank, those that name it, each with the incarnation.
     committed: those that were ever put in force. settings: how often the operator has paused and resumed.
@@ -53,7 +53,7 @@ class World:
         "num_states",
         "ranks",
         "rebalances",
-        "seats",
+        "replicas",
         "settings",
         "states",
     )
@@ -61,7 +61,7 @@ class World:
     def __init__(self, coordinator: Coordinator, budget: Budget) -> None:
         self.ranks: dict[int, Rank] = {}
         self.coordinator = coordinator
-        self.seats: dict[int, Seat] = {}
+        self.replicas: dict[int, ReplicaInfo] = {}
         self.num_seats = 0
         self.settings = 0
         self.rebalances = 0
@@ -79,7 +79,7 @@ class World:
         copied: World = object.__new__(World)
         copied.ranks = dict(self.ranks)
         copied.coordinator = self.coordinator
-        copied.seats = self.seats
+        copied.replicas = self.replicas
         copied.num_seats = self.num_seats
         copied.settings = self.settings
         copied.rebalances = self.rebalances
@@ -109,7 +109,7 @@ class World:
         group = twin(old.group)
         group.waves = twin(group.waves)
         self.coordinator = Coordinator(
-            old.generation, group, dict(old.reports), old.seats, old.settings, old.rebalances, old.num_states
+            old.generation, group, dict(old.reports), old.replicas, old.settings, old.rebalances, old.num_states
         )
         return self.coordinator
 
@@ -136,7 +136,7 @@ class World:
         """
         numbers = sorted(self.states)
         index = {number: place for place, number in enumerate(numbers, start=1)}
-        ranks = {*self.seats, *self.coordinator.seats, *self.mail}
+        ranks = {*self.replicas, *self.coordinator.replicas, *self.mail}
         for group in self.groups.values():
             ranks.update(group.keys())
         return hash(
@@ -157,10 +157,10 @@ class World:
             (
                 None if it is None else (it.key(), index.get(it.slot, 0), index.get(it.seen, 0)),
                 self.coordinator.key_of(rank),
-                seat_key(self.seats.get(rank)),
+                replica_key(self.replicas.get(rank)),
                 tuple([report_key(report) for report in self.mail.get(rank, ())]),
                 tuple([group.keys().get(rank) for _, group in sorted(self.groups.items())]),
-                tuple([seat_key(seat_in(self.states[number], rank)) for number in index]),
+                tuple([replica_key(replica_in(self.states[number], rank)) for number in index]),
                 () if it is None else tuple([it.has_lost_peer(self.epochs, epoch) for epoch in sorted(self.groups)]),
                 self.epochs_of.get(rank),
             )

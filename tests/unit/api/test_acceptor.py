@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from metrics.board import BoardRow
+from metrics.shared_status import StatusRow
 from orchestrator.api import acceptor as acceptor_module
 from orchestrator.api.acceptor import Acceptor
 
 DEADLINE_S = 10.0
 
 
-class Greeting(asyncio.Protocol):
+class HandshakeRetry(asyncio.Protocol):
     """Says which process took the connection."""
 
     def __init__(self, index: int, on_lost: Callable[[], None]) -> None:
@@ -48,7 +48,7 @@ class House:
     def __init__(self, num_processes: int, kind: type[socket.socket] = socket.socket) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = self._listener.getsockname()
-        self.rows = [BoardRow(index) for index in range(num_processes)]
+        self.rows = [StatusRow(index) for index in range(num_processes)]
         for row in self.rows:
             row.pid, row.beat_at = 7, float("inf")
         self.acceptors = [self._acceptor(row, kind) for row in self.rows]
@@ -71,10 +71,10 @@ class House:
     def close(self) -> None:
         self._listener.close()
 
-    def _acceptor(self, row: BoardRow, kind: type[socket.socket]) -> Acceptor:
+    def _acceptor(self, row: StatusRow, kind: type[socket.socket]) -> Acceptor:
         copy = kind(fileno=self._listener.dup().detach())
         siblings = [other for other in self.rows if other is not row]
-        return Acceptor(copy, lambda on_lost: Greeting(row.index, on_lost), row, siblings)
+        return Acceptor(copy, lambda on_lost: HandshakeRetry(row.index, on_lost), row, siblings)
 
 
 @asynccontextmanager
@@ -118,7 +118,7 @@ async def test_many_at_once_are_all_taken_and_evenly() -> None:
 
 async def test_what_is_the_turn_of_one_that_takes_nothing_is_taken_by_another() -> None:
     async with house(2) as built:
-        built.acceptors[1].close()  # it still shows itself on the board
+        built.acceptors[1].close()  # it still shows itself on the shared status
         taken = [await built.connect() for _ in range(20)]
         assert {index for index, _ in taken} == {0}
         await end(*(writer for _, writer in taken))

@@ -5,41 +5,41 @@ import asyncio
 import pytest
 
 from engine.wire.errors import OverloadedError
-from metrics.board import BoardRow
+from metrics.shared_status import StatusRow
 from orchestrator.api.admission import Admission
 
 
 def test_a_full_house_refuses_until_somebody_leaves() -> None:
-    door = Admission(1, BoardRow(0))
-    door.enter()
+    authenticator = Admission(1, StatusRow(0))
+    authenticator.enter()
     with pytest.raises(OverloadedError, match="limit"):
-        door.enter()
-    door.leave()
-    door.enter()
+        authenticator.enter()
+    authenticator.leave()
+    authenticator.enter()
 
 
 def test_a_closing_house_refuses_and_says_when_to_come_back() -> None:
-    door = Admission(1, BoardRow(0))
-    door.drain()
+    authenticator = Admission(1, StatusRow(0))
+    authenticator.drain()
     with pytest.raises(OverloadedError) as caught:
-        door.enter()
+        authenticator.enter()
     assert caught.value.retry_after_s > 0
 
 
 async def test_empty_is_seen_by_whoever_waits() -> None:
-    door = Admission(2, BoardRow(0))
-    door.enter()
-    door.enter()
-    waiting = asyncio.create_task(door.wait_empty())
-    door.leave()
+    authenticator = Admission(2, StatusRow(0))
+    authenticator.enter()
+    authenticator.enter()
+    waiting = asyncio.create_task(authenticator.wait_empty())
+    authenticator.leave()
     await asyncio.sleep(0)
     assert not waiting.done()
-    door.leave()
+    authenticator.leave()
     await waiting
 
 
 def test_the_limit_is_for_all_processes_together() -> None:
-    rows = [BoardRow(0), BoardRow(1)]
+    rows = [StatusRow(0), StatusRow(1)]
     first, second = Admission(3, rows[0], rows[1:]), Admission(3, rows[1], rows[:1])
     first.enter()
     first.enter()

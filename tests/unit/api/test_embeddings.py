@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from engine.wire.errors import EngineError
 from engine.wire.tensors import Tensor
-from orchestrator.api.embeddings import EmbeddingReply, EmbeddingRequest
+from orchestrator.api.embeddings import EmbeddingRequest, EmbeddingResponseBuilder
 from orchestrator.api.errors import to_api_error
 from orchestrator.api.protocol import CompletionRequest
 from orchestrator.llm.detokenizer import Detokenizer
@@ -128,37 +128,37 @@ def test_prompts_have_one_form(fields: dict[str, Any], named: str) -> None:
 
 def test_vectors_come_in_the_order_of_the_inputs_whenever_they_came() -> None:
     stream = make_stream(3)
-    reply = EmbeddingReply(stream, embedding(), "q")
+    builder = EmbeddingResponseBuilder(stream, embedding(), "q")
     for index in (2, 0):
         end(stream, index, tensor((float(index),)))
-        assert reply.take() == b""
+        assert builder.take() == b""
         assert stream.choices[index].pooled is None, "what is in words need not be kept"
     end(stream, 1, tensor((1.0,)))
-    body = json.loads(reply.take())
+    body = json.loads(builder.take())
     assert body == {
         "object": "list",
         "data": [{"object": "embedding", "index": index, "embedding": [float(index)]} for index in range(3)],
         "model": "m",
         "usage": {"prompt_tokens": 9, "total_tokens": 9},
     }
-    assert reply.start["status"] == 200
-    assert reply.finished
-    assert reply.take() == b""
+    assert builder.start["status"] == 200
+    assert builder.finished
+    assert builder.take() == b""
 
 
 def test_base64_is_the_numbers_as_float32() -> None:
     stream = make_stream(1)
-    reply = EmbeddingReply(stream, embedding(encoding_format="base64"), "q")
+    builder = EmbeddingResponseBuilder(stream, embedding(encoding_format="base64"), "q")
     end(stream, 0, tensor())
-    (item,) = json.loads(reply.take())["data"]
+    (item,) = json.loads(builder.take())["data"]
     assert base64.b64decode(item["embedding"]) == tensor().data
 
 
 def test_fewer_dimensions_are_the_first_ones_of_length_one() -> None:
     stream = make_stream(1)
-    reply = EmbeddingReply(stream, embedding(dimensions=2), "q")
+    builder = EmbeddingResponseBuilder(stream, embedding(dimensions=2), "q")
     end(stream, 0, tensor((0.3, 0.4, 0.866)))
-    (item,) = json.loads(reply.take())["data"]
+    (item,) = json.loads(builder.take())["data"]
     assert item["embedding"] == pytest.approx([0.6, 0.8])
 
 
@@ -173,17 +173,17 @@ def test_a_shortened_vector_without_a_direction_stays_finite() -> None:
 
 def test_one_that_fails_fails_the_request() -> None:
     stream = make_stream(2)
-    reply = EmbeddingReply(stream, embedding(), "q")
+    builder = EmbeddingResponseBuilder(stream, embedding(), "q")
     end(stream, 0, tensor())
     stream.fail(EngineError("broken"))
-    assert json.loads(reply.take())["error"]["message"] == "broken"
-    assert reply.start["status"] == 500
+    assert json.loads(builder.take())["error"]["message"] == "broken"
+    assert builder.start["status"] == 500
 
 
 def test_an_aborted_request_is_no_answer_with_holes() -> None:
     stream = make_stream(2)
-    reply = EmbeddingReply(stream, embedding(), "q")
+    builder = EmbeddingResponseBuilder(stream, embedding(), "q")
     end(stream, 0, tensor())
     end(stream, 1, None, "abort")
-    assert "aborted" in json.loads(reply.take())["error"]["message"]
-    assert reply.start["status"] == 503
+    assert "aborted" in json.loads(builder.take())["error"]["message"]
+    assert builder.start["status"] == 503

@@ -10,16 +10,16 @@ from engine.wire.logprobs import Logprobs
 from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from metrics.stats import ServingStats
 from orchestrator.api.logprobs import completion_logprobs
-from orchestrator.api.replies import ReplyHead, StreamReply, WholeReply
+from orchestrator.api.response_builders import JsonResponseBuilder, ResponseHead, StreamResponseBuilder
+from orchestrator.llm.choice_logprobs import ChoiceLogprobs, TokenLogprob
 from orchestrator.llm.detokenizer import Detokenizer
 from orchestrator.llm.outputs import OutputProcessor
-from orchestrator.llm.scores import ChoiceScores, ScoredToken
 from orchestrator.llm.stream import Choice, RequestStream
 from orchestrator.llm.token_texts import TokenText, TokenTexts
 from orchestrator.llm.tokenizer import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
-CHAT = ReplyHead(reply_id="r", request_id="q", created=1, model="m", chat=True)
+CHAT = ResponseHead(response_id="r", request_id="q", created=1, model="m", chat=True)
 COMPLETION = replace(CHAT, chat=False)
 A = {"token": "a", "logprob": -0.5, "bytes": [97]}
 X = {"token": "x", "logprob": -2.0, "bytes": [120]}
@@ -37,7 +37,7 @@ class Answer:
             detokenizer=Detokenizer(TOKENIZER),
             stop=None,
             echo="pq" if echo else "",
-            scores=ChoiceScores(
+            logprobs=ChoiceLogprobs(
                 TokenTexts(TOKENIZER.backend),
                 list(b"pq"),
                 outputs=1,
@@ -75,7 +75,7 @@ def choices(body: bytes) -> list[Any]:
 def test_a_chat_tells_each_token_with_its_bytes_and_the_best_ones() -> None:
     answer = Answer()
     answer.say("xa", FinishReason.LENGTH)
-    (choice,) = json.loads(WholeReply(answer.stream, CHAT).take())["choices"]
+    (choice,) = json.loads(JsonResponseBuilder(answer.stream, CHAT).take())["choices"]
     assert choice["logprobs"] == {
         "content": [X | {"top_logprobs": [A]}, A | {"logprob": -2.0, "top_logprobs": [A]}],
         "refusal": None,
@@ -84,16 +84,16 @@ def test_a_chat_tells_each_token_with_its_bytes_and_the_best_ones() -> None:
 
 def test_a_streamed_chat_tells_with_each_text_what_belongs_to_it() -> None:
     answer = Answer()
-    reply = StreamReply(answer.stream, CHAT)
+    builder = StreamResponseBuilder(answer.stream, CHAT)
     answer.say("x")
-    opening, first = choices(reply.take())
+    opening, first = choices(builder.take())
     assert opening["logprobs"] is None
     assert first["logprobs"]["content"] == [X | {"top_logprobs": [A]}]
     answer.say("x")
-    (second,) = choices(reply.take())
+    (second,) = choices(builder.take())
     assert second["logprobs"]["content"] == [X | {"top_logprobs": [A]}]
     answer.say("x", FinishReason.STOP)
-    (last,) = choices(reply.take())
+    (last,) = choices(builder.take())
     assert len(last["logprobs"]["content"]) == 1
     assert last["finish_reason"] == "stop"
 
@@ -101,7 +101,7 @@ def test_a_streamed_chat_tells_with_each_text_what_belongs_to_it() -> None:
 def test_a_completion_has_four_lists_and_the_prompt_when_echoed() -> None:
     answer = Answer(echo=True)
     answer.say("x", FinishReason.LENGTH)
-    (choice,) = json.loads(WholeReply(answer.stream, COMPLETION).take())["choices"]
+    (choice,) = json.loads(JsonResponseBuilder(answer.stream, COMPLETION).take())["choices"]
     assert choice == {
         "index": 0,
         "text": "pqx",
@@ -117,12 +117,12 @@ def test_a_completion_has_four_lists_and_the_prompt_when_echoed() -> None:
 
 def test_a_streamed_completion_goes_on_counting_where_the_last_part_ended() -> None:
     answer = Answer(echo=True)
-    reply = StreamReply(answer.stream, COMPLETION)
+    builder = StreamResponseBuilder(answer.stream, COMPLETION)
     answer.say("x")
-    (first,) = choices(reply.take())
+    (first,) = choices(builder.take())
     assert (first["text"], first["logprobs"]["text_offset"]) == ("pqx", [0, 1, 2])
     answer.say("y", FinishReason.LENGTH)
-    (last,) = choices(reply.take())
+    (last,) = choices(builder.take())
     assert (last["text"], last["logprobs"]["text_offset"]) == ("y", [3])
 
 
@@ -131,13 +131,13 @@ def test_prompt_log_probabilities_stand_in_a_completions_choice_and_beside_a_cha
     for head in (COMPLETION, CHAT):
         answer = Answer(prompt=1)
         answer.say("x", FinishReason.LENGTH)
-        body = json.loads(WholeReply(answer.stream, head).take())
+        body = json.loads(JsonResponseBuilder(answer.stream, head).take())
         holder = body if head.chat else body["choices"][0]
         assert holder["prompt_logprobs"] == expected
 
 
 def test_what_is_impossible_has_a_number_json_knows() -> None:
-    token = ScoredToken(1, TokenText("x", b"x"), 0, float("-inf"), [(2, TokenText("y", b"y"), float("-inf"))])
+    token = TokenLogprob(1, TokenText("x", b"x"), 0, float("-inf"), [(2, TokenText("y", b"y"), float("-inf"))])
     told = completion_logprobs([token])
     assert told["token_logprobs"] == [-9999.0]
     assert told["top_logprobs"] == [{"y": -9999.0, "x": -9999.0}]
@@ -146,6 +146,6 @@ def test_what_is_impossible_has_a_number_json_knows() -> None:
 def test_of_two_best_tokens_that_look_alike_the_better_one_counts() -> None:
     part = "\N{REPLACEMENT CHARACTER}"
     alike = [(2, TokenText(part, b"\xc3"), -0.5), (3, TokenText(part, b"\xe2"), -1.5), (4, TokenText("z", b"z"), -3.0)]
-    (top,) = completion_logprobs([ScoredToken(1, TokenText("x", b"x"), 0, -9.0, alike)])["top_logprobs"]
+    (top,) = completion_logprobs([TokenLogprob(1, TokenText("x", b"x"), 0, -9.0, alike)])["top_logprobs"]
     assert top == {part: -0.5, "z": -3.0, "x": -9.0}
     assert list(top) == [part, "z", "x"], "best first"

@@ -28,7 +28,7 @@ def views(*epochs: int) -> list[EngineView]:
 
 
 class Client:
-    """A client that sees one thing until the wish is made, and then the others, one at each look."""
+    """A client that sees one thing until the request is made, and then the others, one at each look."""
 
     def __init__(self, *seen: tuple[GroupView | None, list[EngineView]]) -> None:
         self._seen = list(seen)

@@ -1,19 +1,19 @@
 """Which process takes the next connection."""
 
-from metrics.board import BoardRow
+from metrics.shared_status import StatusRow
 from orchestrator.api.turns import MAX_AT_ONCE, num_to_accept
 
 NOW = 1000.0
 
 
-def row(index: int, num_connections: int = 0, accepted_at: float = 0.0, beat_at: float = NOW) -> BoardRow:
-    made = BoardRow(index)
+def row(index: int, num_connections: int = 0, accepted_at: float = 0.0, beat_at: float = NOW) -> StatusRow:
+    made = StatusRow(index)
     made.pid, made.beat_at = 7, beat_at
     made.num_connections, made.accepted_at = num_connections, accepted_at
     return made
 
 
-def turn_of(rows: list[BoardRow], num_rounds: int = 0) -> list[int]:
+def turn_of(rows: list[StatusRow], num_rounds: int = 0) -> list[int]:
     """Return how many each may take, if all looked at the same moment."""
     return [num_to_accept(me, [other for other in rows if other is not me], NOW, num_rounds) for me in rows]
 

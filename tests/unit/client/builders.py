@@ -4,16 +4,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from client.engine_line import EngineLine
+from client.engine_connection import EngineConnection
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import (
     AbortRequest,
     AddRequest,
+    ChannelMessage,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineReady,
     FinishReason,
-    LineMessage,
 )
 from engine.wire.sampling import SamplingParams
 from engine.wire.sockets import SendOutcome
@@ -27,9 +27,9 @@ def make_ready(rank: int = 0, incarnation: int = 1, build_id: str = "build", con
     return EngineReady(engine_id, build_id, config_hash, 1000, 256, 10_000, 8, "cpu", "none", "here", 1)
 
 
-def make_line(rank: int = 0, incarnation: int = 1) -> EngineLine:
+def make_connection(rank: int = 0, incarnation: int = 1) -> EngineConnection:
     """Return a fresh line, opened at time 0."""
-    return EngineLine(make_ready(rank, incarnation), 0.0)
+    return EngineConnection(make_ready(rank, incarnation), 0.0)
 
 
 def make_add(request_id: int, sample_index: int = 0, num_prompt_tokens: int = 1, **sampling: Any) -> AddRequest:
@@ -53,33 +53,33 @@ def make_end(
 
 
 def make_batch(
-    line: EngineLine, *outputs: EngineCoreOutput, report_seq: int = 1, applied: int = 0
+    connection: EngineConnection, *outputs: EngineCoreOutput, report_seq: int = 1, applied: int = 0
 ) -> EngineCoreOutputs:
     """Return a batch of one engine."""
-    return EngineCoreOutputs(line.engine_id, CLIENT, 1, applied, report_seq, list(outputs))
+    return EngineCoreOutputs(connection.engine_id, CLIENT, 1, applied, report_seq, list(outputs))
 
 
 class RecordingSender:
     """Accepts what it is told to accept and keeps what it accepted."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[EngineId, LineMessage]] = []
+        self.sent: list[tuple[EngineId, ChannelMessage]] = []
         self.refusing: set[EngineId] = set()
 
-    def send(self, line: EngineLine, message: LineMessage) -> SendOutcome:
+    def send(self, connection: EngineConnection, message: ChannelMessage) -> SendOutcome:
         """Stage the message as the real sender does."""
-        line.stage(message)
-        if line.engine_id in self.refusing:
-            line.blocked = True
+        connection.stage(message)
+        if connection.engine_id in self.refusing:
+            connection.blocked = True
             return SendOutcome.FULL
-        self.sent.append((line.engine_id, replace(message)))
+        self.sent.append((connection.engine_id, replace(message)))
         return SendOutcome.ACCEPTED
 
-    def send_add(self, line: EngineLine, request: AddRequest) -> bool:
+    def send_add(self, connection: EngineConnection, request: AddRequest) -> bool:
         """Take a refused request back as the real sender does."""
-        accepted = self.send(line, request) is SendOutcome.ACCEPTED
+        accepted = self.send(connection, request) is SendOutcome.ACCEPTED
         if not accepted:
-            line.unstage()
+            connection.unstage()
         return accepted
 
     @property

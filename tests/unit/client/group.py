@@ -2,14 +2,14 @@
 
 from collections import Counter
 
-from client.config import MoveConfig
+from client.config import MigrationConfig
 from client.dispatcher import Dispatcher
-from client.engine_line import EngineLine
-from client.sequences import MoveReason
+from client.engine_connection import EngineConnection
+from client.sequences import MigrationReason
 from engine.wire.ids import EngineId
 from engine.wire.messages import EngineCoreOutput
 from lb.picker import RotatingPicker
-from tests.unit.client.builders import RecordingSender, make_batch, make_line
+from tests.unit.client.builders import RecordingSender, make_batch, make_connection
 
 
 class Group:
@@ -18,36 +18,43 @@ class Group:
     config: default: suspects go on at once.
     """
 
-    def __init__(self, num_ranks: int, config: MoveConfig | None = None) -> None:
+    def __init__(self, num_ranks: int, config: MigrationConfig | None = None) -> None:
         self.counts: Counter[str] = Counter()
         self.sender = RecordingSender()
-        self.lines: dict[EngineId, EngineLine] = {}
+        self.connections: dict[EngineId, EngineConnection] = {}
         self.dispatcher = Dispatcher(
-            self.lines, RotatingPicker(0), self.sender, self.counts, config or MoveConfig(suspect_rest_s=0.0)
+            self.connections, RotatingPicker(0), self.sender, self.counts, config or MigrationConfig(suspect_rest_s=0.0)
         )
         for rank in range(num_ranks):
             self.open(rank)
 
-    def open(self, rank: int, incarnation: int = 1) -> EngineLine:
+    def open(self, rank: int, incarnation: int = 1) -> EngineConnection:
         """Let an engine shake hands."""
-        line = make_line(rank, incarnation)
-        self.lines[line.engine_id] = line
+        connection = make_connection(rank, incarnation)
+        self.connections[connection.engine_id] = connection
         self.dispatcher.refresh()
-        return line
+        return connection
 
-    def close(self, line: EngineLine, why: MoveReason = MoveReason.DEATH) -> list[EngineCoreOutput]:
+    def close(
+        self, connection: EngineConnection, why: MigrationReason = MigrationReason.DEATH
+    ) -> list[EngineCoreOutput]:
         """Take an engine out; return the ends that this made."""
-        del self.lines[line.engine_id]
-        self.dispatcher.on_line_closed(line, "gone", why)
+        del self.connections[connection.engine_id]
+        self.dispatcher.on_connection_closed(connection, "gone", why)
         return self.settle()
 
     def hear(
-        self, line: EngineLine, *outputs: EngineCoreOutput, report_seq: int = 1, is_gap: bool = False, applied: int = 0
+        self,
+        connection: EngineConnection,
+        *outputs: EngineCoreOutput,
+        report_seq: int = 1,
+        is_gap: bool = False,
+        applied: int = 0,
     ) -> list[EngineCoreOutput]:
         """Let an engine speak, after frames that were lost if ``is_gap``; return what reaches the consumer."""
-        batch = make_batch(line, *outputs, report_seq=report_seq, applied=applied)
+        batch = make_batch(connection, *outputs, report_seq=report_seq, applied=applied)
         if is_gap:
-            self.dispatcher.on_outputs_lost(line, batch, "outputs were lost")
+            self.dispatcher.on_outputs_lost(connection, batch, "outputs were lost")
         self.dispatcher.on_outputs(batch)
         return batch.outputs + self.settle()
 

@@ -16,9 +16,9 @@ FAIL = 254
 
 
 def sim_ranks(**sim: Any) -> Callable[[EngineId], tuple[EngineReady, Core]]:
-    """Return what loads sim engines; ``sim`` are knobs of ``SimConfig``."""
-    knobs = {"step_s": 0.001, "crash_on_token": CRASH, "fail_on_token": FAIL} | sim
-    config = EngineConfig(kind=EngineKind.SIM, scheduler=SchedulerConfig(max_num_seqs=8), sim=SimConfig(**knobs))
+    """Return what loads sim engines; ``sim`` are options of ``SimConfig``."""
+    options = {"step_s": 0.001, "crash_on_token": CRASH, "fail_on_token": FAIL} | sim
+    config = EngineConfig(kind=EngineKind.SIM, scheduler=SchedulerConfig(max_num_seqs=8), sim=SimConfig(**options))
     return lambda engine_id: load_rank(config, engine_id, lambda _doing, _progress: None)
 
 

@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from client.config import MoveConfig
-from client.engine_line import EngineLine
-from client.sequences import MoveReason
+from client.config import MigrationConfig
+from client.engine_connection import EngineConnection
+from client.sequences import MigrationReason
 from engine.wire.errors import InvalidRequestError, OverloadedError
 from engine.wire.ids import EngineId
 from engine.wire.messages import AbortRequest, AddRequest, EngineCoreOutput, FinishReason
@@ -18,7 +18,7 @@ from tests.unit.client.group import Group
 Name = tuple[int, int]
 
 NUM_TOKENS = 6
-CONFIG = MoveConfig(tokens_in_flight=30, timeout_s=10)
+CONFIG = MigrationConfig(tokens_in_flight=30, timeout_s=10)
 
 
 def token_at(request_id: int, sample_index: int, position: int) -> int:
@@ -29,8 +29,8 @@ def token_at(request_id: int, sample_index: int, position: int) -> int:
 class FakeEngine:
     """Runs what it was sent, in order, and speaks when the test says so; what it said may be lost."""
 
-    def __init__(self, line: EngineLine) -> None:
-        self.line = line
+    def __init__(self, connection: EngineConnection) -> None:
+        self.connection = connection
         self.running: dict[Name, tuple[AddRequest, int]] = {}
         self.pending: list[EngineCoreOutput] = []
         self.has_lost = False
@@ -65,7 +65,7 @@ class FakeEngine:
         """Reroute one."""
         request, position = self.running.pop(name)
         waiting = [o for o in self.pending if (o.request_id, o.sample_index, o.attempt) == (*name, request.attempt)]
-        if waiting:  # the outbox merges what has not been sent
+        if waiting:  # the output queue merges what has not been sent
             waiting[-1].finish_reason = FinishReason.REROUTE
         else:
             self.pending.append(make_end(request, FinishReason.REROUTE, position))
@@ -122,8 +122,8 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     def _open(self, rank: int) -> None:
         self.incarnations[rank] += 1
-        line = self.group.open(rank, self.incarnations[rank])
-        self.engines[line.engine_id] = FakeEngine(line)
+        connection = self.group.open(rank, self.incarnations[rank])
+        self.engines[connection.engine_id] = FakeEngine(connection)
 
     def _pick_engine(self, data: st.DataObject) -> FakeEngine:
         return self.engines[data.draw(st.sampled_from(sorted(self.engines)))]
@@ -136,7 +136,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         for sample_index in range(num_samples):
             request = make_add(request_id, sample_index, size)
             try:
-                self.group.dispatcher.place(request, rank)
+                self.group.dispatcher.route(request, rank)
             except (OverloadedError, InvalidRequestError):
                 continue
             self.owed[request_id, sample_index] = request
@@ -158,10 +158,10 @@ class DispatcherMachine(RuleBasedStateMachine):
         engine.step(count)
         outputs, engine.pending = engine.pending, []
         is_gap, engine.has_lost = engine.has_lost, False
-        applied = engine.line.next_seq - 1
-        self._tell(self.group.hear(engine.line, *outputs, report_seq=report_seq, is_gap=is_gap, applied=applied))
+        applied = engine.connection.next_seq - 1
+        self._tell(self.group.hear(engine.connection, *outputs, report_seq=report_seq, is_gap=is_gap, applied=applied))
         if repeat:
-            self._tell(self.group.hear(engine.line, *outputs, report_seq=report_seq))
+            self._tell(self.group.hear(engine.connection, *outputs, report_seq=report_seq))
 
     @precondition(lambda self: self.engines)
     @rule(data=st.data(), count=st.integers(0, 2))
@@ -187,39 +187,39 @@ class DispatcherMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def refuse_or_accept(self, data: st.DataObject) -> None:
         self.group.sender.refusing = data.draw(st.sets(st.sampled_from(sorted(self.engines)), max_size=2))
-        for line in self.group.lines.values():
-            line.blocked = False
+        for connection in self.group.connections.values():
+            connection.blocked = False
         self.group.dispatcher.refresh()
         self._tell(self.group.settle())
 
     @precondition(lambda self: self.engines)
     @rule(data=st.data(), drain=st.booleans())
     def leave_or_return(self, data: st.DataObject, drain: bool) -> None:
-        line = self._pick_engine(data).line
-        line.leaving = not line.leaving
+        connection = self._pick_engine(data).connection
+        connection.leaving = not connection.leaving
         self.group.dispatcher.refresh()
-        if line.leaving and drain:
-            self.group.dispatcher.move_from(line, "drained")
+        if connection.leaving and drain:
+            self.group.dispatcher.migrate_from(connection, "drained")
         self._tell(self.group.settle())
 
     @precondition(lambda self: self.engines)
-    @rule(data=st.data(), refill=st.booleans())
-    def kill(self, data: st.DataObject, refill: bool) -> None:
-        engine_id = self._pick_engine(data).line.engine_id
-        line = self.engines.pop(engine_id).line
-        self._tell(self.group.close(line))
-        if refill:
+    @rule(data=st.data(), replace=st.booleans())
+    def kill(self, data: st.DataObject, replace: bool) -> None:
+        engine_id = self._pick_engine(data).connection.engine_id
+        connection = self.engines.pop(engine_id).connection
+        self._tell(self.group.close(connection))
+        if replace:
             self._open(engine_id.rank)
             self._tell(self.group.settle())
 
     @precondition(lambda self: self.engines)
     @rule(data=st.data())
     def begin_anew(self, data: st.DataObject) -> None:
-        engine_id = self._pick_engine(data).line.engine_id
-        line = self.engines.pop(engine_id).line
-        self._tell(self.group.close(line, MoveReason.RESTART))
-        line = self.group.open(engine_id.rank, engine_id.incarnation)
-        self.engines[engine_id] = FakeEngine(line)
+        engine_id = self._pick_engine(data).connection.engine_id
+        connection = self.engines.pop(engine_id).connection
+        self._tell(self.group.close(connection, MigrationReason.RESTART))
+        connection = self.group.open(engine_id.rank, engine_id.incarnation)
+        self.engines[engine_id] = FakeEngine(connection)
         self._tell(self.group.settle())
 
     @rule()
@@ -247,9 +247,9 @@ class DispatcherMachine(RuleBasedStateMachine):
     def each_is_on_one_line_and_in_its_ledger_or_waits(self) -> None:
         table = self.group.dispatcher.in_flight
         on_lines = 0
-        for line in self.group.lines.values():
-            ledger = line.ledger
-            assert ledger.num_unfinished == ledger.unfinished_cost == len(table.on_line(line))
+        for connection in self.group.connections.values():
+            ledger = connection.ledger
+            assert ledger.num_unfinished == ledger.unfinished_cost == len(table.on_connection(connection))
             assert min(ledger.unapplied_cost, ledger.finished_cost, ledger.load(2)) >= 0
             on_lines += ledger.num_unfinished
         assert on_lines + self.group.dispatcher.num_waiting == len(table)
@@ -259,11 +259,13 @@ class DispatcherMachine(RuleBasedStateMachine):
         tokens: Counter[EngineId] = Counter()
         largest: Counter[EngineId] = Counter()
         for sequence in self.group.dispatcher.in_flight.by_name.values():
-            if sequence.num_moved_tokens:
-                assert sequence.line is not None
-                tokens[sequence.line.engine_id] += sequence.num_moved_tokens
-                largest[sequence.line.engine_id] = max(sequence.num_moved_tokens, largest[sequence.line.engine_id])
-        assert tokens == self.group.dispatcher._moves._tokens
+            if sequence.num_migrated_tokens:
+                assert sequence.connection is not None
+                tokens[sequence.connection.engine_id] += sequence.num_migrated_tokens
+                largest[sequence.connection.engine_id] = max(
+                    sequence.num_migrated_tokens, largest[sequence.connection.engine_id]
+                )
+        assert tokens == self.group.dispatcher._migrations._tokens
         assert all(tokens[engine_id] <= max(30, largest[engine_id]) for engine_id in tokens)
 
     @invariant()

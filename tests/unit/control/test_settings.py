@@ -5,38 +5,38 @@ import pytest
 from engine.wire.messages import ClusterSettings, PauseMode
 from orchestrator.control.errors import ControlRefusedError
 from orchestrator.control.messages import Cordon, Pause, Resume, SetLogLevel, SettingsChange, Sleep, WakeUp
-from orchestrator.control.settings import SettingsKeeper
+from orchestrator.control.settings import SettingsStore
 
 
 @pytest.fixture
-def keeper() -> SettingsKeeper:
-    return SettingsKeeper(lambda: [0, 1, 5])
+def store() -> SettingsStore:
+    return SettingsStore(lambda: [0, 1, 5])
 
 
-def test_every_change_is_a_new_number_and_keeps_the_rest(keeper: SettingsKeeper) -> None:
-    keeper.change(Cordon(5, is_on=True))
-    keeper.change(Cordon(0, is_on=True))
-    keeper.change(SetLogLevel("debug"))
-    keeper.change(Sleep(1))
-    assert keeper.change(Pause(PauseMode.WAIT)) == ClusterSettings(5, PauseMode.WAIT, 1, [0, 5], "debug")
-    keeper.change(Resume())
-    keeper.change(WakeUp())
-    keeper.change(Cordon(5, is_on=False))
-    assert keeper.change(SetLogLevel("")) == ClusterSettings(9, PauseMode.RUN, 0, [0], "")
+def test_every_change_is_a_new_number_and_keeps_the_rest(store: SettingsStore) -> None:
+    store.change(Cordon(5, is_on=True))
+    store.change(Cordon(0, is_on=True))
+    store.change(SetLogLevel("debug"))
+    store.change(Sleep(1))
+    assert store.change(Pause(PauseMode.WAIT)) == ClusterSettings(5, PauseMode.WAIT, 1, [0, 5], "debug")
+    store.change(Resume())
+    store.change(WakeUp())
+    store.change(Cordon(5, is_on=False))
+    assert store.change(SetLogLevel("")) == ClusterSettings(9, PauseMode.RUN, 0, [0], "")
 
 
 @pytest.mark.parametrize("change", [Resume(), WakeUp(), Cordon(1, is_on=False), SetLogLevel("")])
-def test_what_changes_nothing_keeps_its_number(keeper: SettingsKeeper, change: SettingsChange) -> None:
-    assert keeper.change(change) == ClusterSettings()
+def test_what_changes_nothing_keeps_its_number(store: SettingsStore, change: SettingsChange) -> None:
+    assert store.change(change) == ClusterSettings()
 
 
-def test_the_same_pause_twice_is_one(keeper: SettingsKeeper) -> None:
-    assert keeper.change(Pause(PauseMode.KEEP)) == keeper.change(Pause(PauseMode.KEEP))
-    assert keeper.change(Pause(PauseMode.ABORT)).seq == 2
+def test_the_same_pause_twice_is_one(store: SettingsStore) -> None:
+    assert store.change(Pause(PauseMode.KEEP)) == store.change(Pause(PauseMode.KEEP))
+    assert store.change(Pause(PauseMode.ABORT)).seq == 2
 
 
-def test_sleep_only_gets_deeper(keeper: SettingsKeeper) -> None:
-    assert keeper.change(Sleep(2)) == keeper.change(Sleep(1))
+def test_sleep_only_gets_deeper(store: SettingsStore) -> None:
+    assert store.change(Sleep(2)) == store.change(Sleep(1))
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,9 @@ def test_sleep_only_gets_deeper(keeper: SettingsKeeper) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused_with_what_would(
-    keeper: SettingsKeeper, change: SettingsChange, subject: str, words: str
+    store: SettingsStore, change: SettingsChange, subject: str, words: str
 ) -> None:
     with pytest.raises(ControlRefusedError, match=words) as refused:
-        keeper.change(change)
+        store.change(change)
     assert (refused.value.fault.is_callers, refused.value.fault.subject) == (True, subject)
-    assert keeper.current == ClusterSettings()
+    assert store.current == ClusterSettings()

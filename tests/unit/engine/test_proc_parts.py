@@ -5,11 +5,11 @@ import math
 import pytest
 
 from engine.proc.group import GroupView
-from engine.proc.line import Arrival, NumberedLine
 from engine.proc.mailbox import Mailbox
-from engine.proc.reports import DelayLine, ReportPacer
+from engine.proc.reports import DelayQueue, ReportPacer
+from engine.proc.sequenced_channel import SequenceCheck, SequencedChannel
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import ClientInfo, GroupState, Membership, Seat, SeatState
+from engine.wire.messages import ClientInfo, GroupState, Membership, ReplicaInfo, ReplicaState
 
 ENGINE = EngineId(0, 2)
 
@@ -18,27 +18,27 @@ ENGINE = EngineId(0, 2)
 
 
 def test_messages_in_order_are_applied() -> None:
-    line = NumberedLine()
-    assert [line.accept(n) for n in (1, 2, 3)] == [Arrival.NEXT] * 3
-    assert line.applied == 3
+    channel = SequencedChannel()
+    assert [channel.accept(n) for n in (1, 2, 3)] == [SequenceCheck.NEXT] * 3
+    assert channel.applied == 3
 
 
 def test_a_duplicate_is_not_applied_again() -> None:
-    line = NumberedLine()
-    assert [line.accept(n) for n in (1, 2, 1, 2)][2:] == [Arrival.DUPLICATE] * 2
-    assert line.applied == 2
+    channel = SequencedChannel()
+    assert [channel.accept(n) for n in (1, 2, 1, 2)][2:] == [SequenceCheck.DUPLICATE] * 2
+    assert channel.applied == 2
 
 
 def test_applied_stands_still_at_a_gap_until_the_missing_message_comes() -> None:
-    line = NumberedLine()
-    assert [line.accept(n) for n in (1, 3, 4)] == [Arrival.NEXT, Arrival.GAP, Arrival.GAP]
-    assert line.applied == 1
-    assert [line.accept(n) for n in (2, 3, 4)] == [Arrival.NEXT] * 3
+    channel = SequencedChannel()
+    assert [channel.accept(n) for n in (1, 3, 4)] == [SequenceCheck.NEXT, SequenceCheck.GAP, SequenceCheck.GAP]
+    assert channel.applied == 1
+    assert [channel.accept(n) for n in (2, 3, 4)] == [SequenceCheck.NEXT] * 3
 
 
 @pytest.mark.parametrize("number", [0, -5])
 def test_a_number_that_was_never_drawn_is_a_duplicate(number: int) -> None:
-    assert NumberedLine().accept(number) is Arrival.DUPLICATE
+    assert SequencedChannel().accept(number) is SequenceCheck.DUPLICATE
 
 
 # --- pacing of reports ----------------------------------------------------------------------------------------------
@@ -57,19 +57,19 @@ def test_a_change_waits_for_20_ms_and_silence_lasts_200_ms() -> None:
 
 
 def test_a_delay_line_hands_on_in_order_when_the_time_has_come() -> None:
-    line: DelayLine[str] = DelayLine(1.0)
-    assert line.wait_s(0.0) == math.inf
-    line.put("a", 0.0)
-    line.put("b", 0.5)
-    assert line.take_due(0.9) == []
-    assert line.wait_s(0.9) == pytest.approx(0.1)
-    assert line.take_due(2.0) == ["a", "b"]
+    channel: DelayQueue[str] = DelayQueue(1.0)
+    assert channel.wait_s(0.0) == math.inf
+    channel.put("a", 0.0)
+    channel.put("b", 0.5)
+    assert channel.take_due(0.9) == []
+    assert channel.wait_s(0.9) == pytest.approx(0.1)
+    assert channel.take_due(2.0) == ["a", "b"]
 
 
 def test_no_delay_hands_on_at_once() -> None:
-    line: DelayLine[str] = DelayLine(0.0)
-    line.put("a", 3.0)
-    assert line.take_due(3.0) == ["a"]
+    channel: DelayQueue[str] = DelayQueue(0.0)
+    channel.put("a", 3.0)
+    assert channel.take_due(3.0) == ["a"]
 
 
 # --- the group's state ----------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def group_state(generation: int = 1, seq: int = 1, epoch: int = 1, **changes: ob
         "wave_started": 0,
         "pause": 0,
         "clients": [],
-        "seats": [],
+        "replicas": [],
     }
     return GroupState(generation, seq, **(values | changes))  # type: ignore[arg-type]
 
@@ -114,26 +114,30 @@ def test_a_dismissal_is_meant_for_one_life_of_a_seat() -> None:
 def test_an_engine_that_was_declared_dead_or_replaced_while_out_of_reach_is_dismissed() -> None:
     rank, incarnation = ENGINE.rank, ENGINE.incarnation
     verdicts = []
-    for seq, seat in enumerate(
+    for seq, replica in enumerate(
         [
-            Seat(ENGINE, SeatState.ALIVE),
-            Seat(EngineId(rank, incarnation - 1), SeatState.DEAD),
-            Seat(EngineId(rank + 1, incarnation + 1), SeatState.ALIVE),
-            Seat(ENGINE, SeatState.DEAD),
-            Seat(EngineId(rank, incarnation + 1), SeatState.STARTING),
+            ReplicaInfo(ENGINE, ReplicaState.ALIVE),
+            ReplicaInfo(EngineId(rank, incarnation - 1), ReplicaState.DEAD),
+            ReplicaInfo(EngineId(rank + 1, incarnation + 1), ReplicaState.ALIVE),
+            ReplicaInfo(ENGINE, ReplicaState.DEAD),
+            ReplicaInfo(EngineId(rank, incarnation + 1), ReplicaState.STARTING),
         ]
     ):
         view = GroupView(ENGINE)
-        view.update(group_state(seq=seq, seats=[seat]))
+        view.update(group_state(seq=seq, replicas=[replica]))
         verdicts.append(view.is_dismissed)
     assert verdicts == [False, False, False, True, True]
 
 
 def test_a_leaving_seat_is_known_by_its_engine() -> None:
     view = GroupView(ENGINE)
-    view.update(group_state(seq=1, seats=[Seat(EngineId(0, 1), SeatState.LEAVING), Seat(ENGINE, SeatState.ALIVE)]))
+    view.update(
+        group_state(
+            seq=1, replicas=[ReplicaInfo(EngineId(0, 1), ReplicaState.LEAVING), ReplicaInfo(ENGINE, ReplicaState.ALIVE)]
+        )
+    )
     assert not view.is_draining
-    view.update(group_state(seq=2, seats=[Seat(ENGINE, SeatState.LEAVING)]))
+    view.update(group_state(seq=2, replicas=[ReplicaInfo(ENGINE, ReplicaState.LEAVING)]))
     assert view.is_draining
 
 

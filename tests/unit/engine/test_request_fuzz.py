@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from engine.config import EngineConfig, EngineKind, ModelConfig, SchedulerConfig, SimConfig
 from engine.core.protocol import EngineCore
 from engine.loading import load_core
-from engine.wire.codec import FrameEncoder, encode, line_decoder
+from engine.wire.codec import FrameEncoder, channel_decoder, encode
 from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import AbortRequest, AddRequest, EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -60,7 +60,7 @@ def _ignore(_doing: str, _progress: float) -> None:
 @pytest.mark.parametrize(("kind", "count"), [("sim", 20_000), ("torch", 1_000)])
 def test_mutated_requests_end_alone(kind: str, count: int, request: pytest.FixtureRequest) -> None:
     core: EngineCore = request.getfixturevalue(kind)
-    decoder, num_taken = line_decoder(), 0
+    decoder, num_taken = channel_decoder(), 0
     frames = mutations([encode(message) for message in REQUESTS], seed=7)
     for number, frame in enumerate(itertools.islice(frames, count)):
         try:
@@ -87,7 +87,7 @@ def test_mutated_requests_with_tensors_end_alone(kind: str, count: int, request:
         replace(REQUEST, prompt_embeds=embeds, pooling=PoolingParams(), output_token_ids=[]),
         replace(REQUEST, pooling=PoolingParams(), output_token_ids=[]),
     ]
-    decoder, num_taken = line_decoder(), 0
+    decoder, num_taken = channel_decoder(), 0
     for number, frame in enumerate(
         itertools.islice(mutations([bytes(FrameEncoder().encode(message)[0]) for message in asked], seed=7), count)
     ):

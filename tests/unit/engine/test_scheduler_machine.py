@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.scheduler.finish import only_scores
+from engine.scheduler.finish import returns_only_logprobs
 from engine.scheduler.plan import Sample, SequenceState, StepPlan
 from engine.wire.messages import EngineCoreOutput
 from tests.unit.engine.builders import CLIENT, EOS, OTHER_CLIENT, make_scheduler, make_sequence
@@ -77,7 +77,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
             self.live[request_id] = sequence
             self.told[request_id] = num_output
-            if num_output >= max_tokens and not only_scores(sequence):
+            if num_output >= max_tokens and not returns_only_logprobs(sequence):
                 self.leaving.add(request_id)
             if self.is_holding:
                 self.held.add(request_id)
@@ -105,14 +105,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def reset_cache(self) -> None:
-        used = {block for sequence in self.scheduler._roster.running for block in sequence.block_table}
+        used = {block for sequence in self.scheduler._queues.running for block in sequence.block_table}
         assert self.scheduler.reset_prefix_cache() == self.cache.reset(used)
 
     @rule()
     def make_plan(self) -> None:
         """Also drops a plan that is out."""
         self.dropped.clear()
-        self.running = {sequence.request_id for sequence in self.scheduler._roster.running}
+        self.running = {sequence.request_id for sequence in self.scheduler._queues.running}
         self.plan = self.scheduler.plan()
         self.check_plan(self.plan)
         self.cache.on_plan(self.plan)
@@ -142,7 +142,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(holds=st.booleans())
     def pause(self, holds: bool) -> None:
-        (self.scheduler.hold_newcomers if holds else self.scheduler.release_newcomers)()
+        (self.scheduler.hold_new_requests if holds else self.scheduler.release_held_requests)()
         self.is_holding = holds
         if not holds:
             self.held.clear()
@@ -214,7 +214,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def references_are_exact_and_every_block_is_somewhere(self) -> None:
-        pool, running = self.scheduler._pool, self.scheduler._roster.running
+        pool, running = self.scheduler._pool, self.scheduler._queues.running
         users = Counter(block for sequence in running for block in sequence.block_table)
         assert pool._references == [users[block] for block in range(NUM_BLOCKS)]
         assert sorted([*users, *pool._blank, *pool._reusable]) == list(range(NUM_BLOCKS))
@@ -224,7 +224,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def only_equal_content_is_shared(self) -> None:
         seen: dict[int, object] = {}
-        for sequence in self.scheduler._roster.running:
+        for sequence in self.scheduler._queues.running:
             for index, block in enumerate(sequence.block_table):
                 end = (index + 1) * BLOCK_SIZE
                 held = content(sequence, end) if end <= len(sequence.token_ids) else sequence.request_id
@@ -239,7 +239,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def counts_add_up(self) -> None:
-        load, roster = self.scheduler.load(), self.scheduler._roster
+        load, request_queues = self.scheduler.load(), self.scheduler._queues
         if self.plan is None:
             staying = [sequence for request_id, sequence in self.live.items() if request_id not in self.leaving]
             waiting = [sequence for sequence in staying if not sequence.block_table]
@@ -249,7 +249,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.scheduler.has_earlier() == bool(earlier)
         assert load.num_prefix_query_tokens == self.cache.num_query_tokens
         assert load.num_prefix_hit_tokens == self.cache.num_hit_tokens
-        assert load.num_preemptions == roster.num_preemptions
+        assert load.num_preemptions == request_queues.num_preemptions
 
     def teardown(self) -> None:
         """Everybody finishes, in a bounded number of steps, and everything is given back."""

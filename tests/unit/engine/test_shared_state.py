@@ -19,8 +19,8 @@ def make_shared(changes: list[None] | None = None) -> SharedState:
     return shared
 
 
-def add(line_seq: int) -> AddRequest:
-    return AddRequest(CLIENT, line_seq, line_seq, 0, 0, 1, [1], [], SamplingParams(1))
+def add(channel_seq: int) -> AddRequest:
+    return AddRequest(CLIENT, channel_seq, channel_seq, 0, 0, 1, [1], [], SamplingParams(1))
 
 
 def test_applied_and_queued_rise_together() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.wire.errors import StartupError
-from orchestrator.launch.placement import NodeResources, count_places, plan_placement
+from orchestrator.launch.placement import NodeResources, count_placements, plan_placement
 
 CPU_NODE = NodeResources(num_cpus=2.0, num_gpus=0.0)
 GPU_NODE = NodeResources(num_cpus=8.0, num_gpus=2.0)
@@ -17,10 +17,10 @@ def test_without_a_gpu_in_sight_each_rank_gets_the_cpus_of_its_threads() -> None
 
 def test_a_rank_never_spans_nodes_when_the_free_places_are_counted() -> None:
     free = [{"CPU": 3.0, "memory": 9.0}, {"CPU": 1.5}, {"GPU": 2.0}]
-    assert count_places({"CPU": 1.0}, free) == 4
-    assert count_places({"CPU": 2.0}, free) == 1
-    assert count_places({"GPU": 1.0}, free) == 2
-    assert count_places({"GPU": 1.0}, []) == 0
+    assert count_placements({"CPU": 1.0}, free) == 4
+    assert count_placements({"CPU": 2.0}, free) == 1
+    assert count_placements({"GPU": 1.0}, free) == 2
+    assert count_placements({"GPU": 1.0}, []) == 0
 
 
 def test_with_gpus_each_rank_gets_one_unless_cpu_was_asked_for() -> None:

@@ -5,7 +5,7 @@ from ray.exceptions import RayError
 from orchestrator.launch.ray_host import describe_ray_error
 
 DIED = """The actor died unexpectedly before finishing this task.
-\tclass_name: EngineShell
+\tclass_name: EngineActor
 \tpid: 11189
 The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker \
 unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) the process was killed \

@@ -65,9 +65,9 @@ async def test_a_child_deaf_to_sigterm_is_killed_after_the_timeout() -> None:
 async def test_a_hurry_ends_the_patience() -> None:
     child = await start("deaf", "say ready", "wait")
     await child.ready_line()
-    hurry: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    hurry.set_result(None)
-    assert not await child.stop(60, hurry)
+    force_stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    force_stop.set_result(None)
+    assert not await child.stop(60, force_stop)
 
 
 async def test_stopping_a_child_that_has_ended_has_no_effect() -> None:

@@ -1,11 +1,11 @@
-"""A lockstep deployment whose seats and reports a test writes by hand."""
+"""A lockstep deployment whose replicas and reports a test writes by hand."""
 
 from typing import Any
 
 from msgspec.structs import replace
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, EngineReport, Load, Membership, MemberStatus, Seat, SeatState
+from engine.wire.messages import EnginePhase, EngineReport, Load, Membership, MemberStatus, ReplicaInfo, ReplicaState
 from lb.coordinator.lockstep import LockstepGroup
 
 IDLE, RUNNING, PARKED = EnginePhase.IDLE, EnginePhase.RUNNING, EnginePhase.PARKED
@@ -13,22 +13,22 @@ NUM_EXPERTS = 6
 
 
 class Deployment:
-    """Seats and reports of engines, and the group the coordinator makes of them."""
+    """Replicas and reports of engines, and the group the coordinator makes of them."""
 
-    def __init__(self, num_ranks: int, generation: int = 1, **knobs: Any) -> None:
-        self.group = LockstepGroup(generation, **knobs)
+    def __init__(self, num_ranks: int, generation: int = 1, **options: Any) -> None:
+        self.group = LockstepGroup(generation, **options)
         self.reports: dict[int, EngineReport] = {}
-        self.seats: dict[int, Seat] = {}
+        self.replicas: dict[int, ReplicaInfo] = {}
         for rank in range(num_ranks):
-            self.seat(rank)
+            self.replica(rank)
             self.load(rank)
 
-    def seat(self, rank: int, state: SeatState = SeatState.ALIVE, incarnation: int = 1) -> None:
-        self.seats[rank] = Seat(EngineId(rank, incarnation), state)
+    def replica(self, rank: int, state: ReplicaState = ReplicaState.ALIVE, incarnation: int = 1) -> None:
+        self.replicas[rank] = ReplicaInfo(EngineId(rank, incarnation), state)
 
     def load(self, rank: int) -> None:
         status = MemberStatus(NUM_EXPERTS, f"h:{rank}", Membership(0, []), 0, [1] * NUM_EXPERTS)
-        engine_id = self.seats[rank].engine_id
+        engine_id = self.replicas[rank].engine_id
         self.reports[rank] = EngineReport(engine_id, 1, 0, 0, 0, 0, IDLE, 0, False, {}, Load(), member=status)
 
     def say(self, *ranks: int, **changes: Any) -> None:
@@ -42,7 +42,7 @@ class Deployment:
             self.reports[rank] = replace(self.reports[rank], member=member, **changes)
 
     def update(self) -> bool:
-        return self.group.update(self.reports, self.seats)
+        return self.group.update(self.reports, self.replicas)
 
     def proposed(self) -> tuple[int, list[int], bool] | None:
         """Return epoch, ranks and whether it is direct."""

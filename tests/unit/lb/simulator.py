@@ -48,7 +48,7 @@ class Job:
     client: "SimClient"
     service_s: float
     tokens: int = 0
-    line_seq: int = 0
+    channel_seq: int = 0
     entry: LedgerEntry | None = None
     sent_at: float = 0.0
 
@@ -78,7 +78,7 @@ class SimEngine:
 
     def receive(self, job: Job) -> None:
         """Take a job from the line."""
-        self._applied[job.client.client_id] = job.line_seq
+        self._applied[job.client.client_id] = job.channel_seq
         self._queued.append(job)
         self.num_received += 1
 
@@ -127,14 +127,14 @@ class SimClient:
         self._clock = clock
         self._engines = {engine.engine_id: engine for engine in engines}
         self._picker = RotatingPicker(index)
-        self._line_seqs = dict.fromkeys(self.ledgers, 0)
+        self._channel_seqs = dict.fromkeys(self.ledgers, 0)
 
     def add(self, service_s: float, tokens: int = 0) -> EngineId:
         """Pick an engine for a new job and send it."""
         engine_id = self._picker.pick(list(self.ledgers.values()), self.num_clients).engine_id
-        self._line_seqs[engine_id] += 1
-        job = Job(self, service_s, tokens, self._line_seqs[engine_id], sent_at=self._clock.now)
-        job.entry = self.ledgers[engine_id].add(job.line_seq, 1)
+        self._channel_seqs[engine_id] += 1
+        job = Job(self, service_s, tokens, self._channel_seqs[engine_id], sent_at=self._clock.now)
+        job.entry = self.ledgers[engine_id].add(job.channel_seq, 1)
         self._clock.after(LINE_DELAY_S, partial(self._engines[engine_id].receive, job))
         return engine_id
 

@@ -14,11 +14,11 @@ from engine.wire.messages import (
     EngineReport,
     Load,
     PauseMode,
-    Seat,
-    SeatState,
+    ReplicaInfo,
+    ReplicaState,
     SupervisorReport,
 )
-from lb.coordinator.state import MAX_SEATS, CoordinatorState
+from lb.coordinator.state import MAX_REPLICAS, CoordinatorState
 
 E0, E1 = EngineId(0, 1), EngineId(1, 1)
 
@@ -32,8 +32,8 @@ def _client(index: int, seq: int, incarnation: int = 1, *, leaving: bool = False
     return ClientReport(seq, info, leaving)
 
 
-def _seats(seq: int, *seats: Seat, **changes: Any) -> SupervisorReport:
-    return replace(SupervisorReport(seq, list(seats), [], []), **changes)
+def _replicas(seq: int, *replicas: ReplicaInfo, **changes: Any) -> SupervisorReport:
+    return replace(SupervisorReport(seq, list(replicas), [], []), **changes)
 
 
 def _state(*reports: Any, now: float = 0.0) -> CoordinatorState:
@@ -98,43 +98,47 @@ def test_a_silent_engine_stays_a_member_for_ever() -> None:
 
 
 def test_a_death_is_what_the_supervisor_confirmed() -> None:
-    state = _state(_engine(E0, 1), _engine(E1, 1), _seats(1, Seat(E0, SeatState.ALIVE), Seat(E1, SeatState.ALIVE)))
-    dead = Seat(E1, SeatState.DEAD, "exit code -9")
-    state.on_report(_seats(2, Seat(E0, SeatState.ALIVE), dead), 0.0)
+    state = _state(
+        _engine(E0, 1),
+        _engine(E1, 1),
+        _replicas(1, ReplicaInfo(E0, ReplicaState.ALIVE), ReplicaInfo(E1, ReplicaState.ALIVE)),
+    )
+    dead = ReplicaInfo(E1, ReplicaState.DEAD, "exit code -9")
+    state.on_report(_replicas(2, ReplicaInfo(E0, ReplicaState.ALIVE), dead), 0.0)
     state.on_report(_engine(E1, 2), 0.0)  # was on its way
     assert _members(state) == [E0]
     assert [report.engine_id for report in state.load_snapshot().reports] == [E0]
-    assert dead in state.group_state().seats
+    assert dead in state.group_state().replicas
 
 
 def test_a_refilled_seat_brings_its_engine_back_under_a_new_name() -> None:
-    state = _state(_engine(E0, 9), _seats(1, Seat(E0, SeatState.DEAD, "gone")))
+    state = _state(_engine(E0, 9), _replicas(1, ReplicaInfo(E0, ReplicaState.DEAD, "gone")))
     reborn = EngineId(0, 2)
     state.on_report(_engine(reborn, 1), 0.0)  # its report may come before the supervisor's
     assert _members(state) == [reborn]
-    state.on_report(_seats(2, Seat(reborn, SeatState.ALIVE)), 0.0)
+    state.on_report(_replicas(2, ReplicaInfo(reborn, ReplicaState.ALIVE)), 0.0)
     assert _members(state) == [reborn]
 
 
 def test_dismissed_engines_are_no_members() -> None:
     state = _state(_engine(E0, 1), _engine(E1, 1))
-    seats = [Seat(E0, SeatState.ALIVE), Seat(E1, SeatState.LEAVING)]
-    state.on_report(_seats(1, *seats, dismissed=[E1]), 0.0)
+    replicas = [ReplicaInfo(E0, ReplicaState.ALIVE), ReplicaInfo(E1, ReplicaState.LEAVING)]
+    state.on_report(_replicas(1, *replicas, dismissed=[E1]), 0.0)
     assert _members(state) == [E0]
     assert state.group_state().dismissed == [E1]
 
 
 def test_engines_without_a_seat_are_nobody_once_the_seats_are_known() -> None:
     stranger = EngineId(9, 1)
-    state = _state(_engine(stranger, 1), _seats(1, Seat(E0, SeatState.ALIVE)))
+    state = _state(_engine(stranger, 1), _replicas(1, ReplicaInfo(E0, ReplicaState.ALIVE)))
     state.on_report(_engine(stranger, 2), 0.0)
     assert (state.load_snapshot().reports, _members(state)) == ([], [])
     assert state.dropped["engine report from nobody"] == 1
 
 
 def test_an_old_supervisor_report_changes_nothing() -> None:
-    state = _state(_seats(5, Seat(E0, SeatState.ALIVE)), _seats(4, Seat(E0, SeatState.DEAD)))
-    assert state.group_state().seats == [Seat(E0, SeatState.ALIVE)]
+    state = _state(_replicas(5, ReplicaInfo(E0, ReplicaState.ALIVE)), _replicas(4, ReplicaInfo(E0, ReplicaState.DEAD)))
+    assert state.group_state().replicas == [ReplicaInfo(E0, ReplicaState.ALIVE)]
 
 
 def test_clients_are_listed_by_index_from_their_first_report() -> None:
@@ -165,16 +169,16 @@ def test_a_silent_client_is_taken_out_and_comes_back_when_it_speaks() -> None:
 
 
 def test_a_client_whose_process_ended_is_taken_out_at_once() -> None:
-    state = _state(_client(0, 1, incarnation=2), _seats(1, gone_clients=[ClientId(0, 1)]))
+    state = _state(_client(0, 1, incarnation=2), _replicas(1, gone_clients=[ClientId(0, 1)]))
     assert _clients(state) == [ClientId(0, 2)]
-    state.on_report(_seats(2, gone_clients=[ClientId(0, 2)]), 0.0)
+    state.on_report(_replicas(2, gone_clients=[ClientId(0, 2)]), 0.0)
     assert _clients(state) == []
 
 
 def test_versions_rise_only_when_something_new_would_be_said() -> None:
-    state = _state(_engine(E0, 1), _client(0, 1), _seats(1, Seat(E0, SeatState.ALIVE)))
+    state = _state(_engine(E0, 1), _client(0, 1), _replicas(1, ReplicaInfo(E0, ReplicaState.ALIVE)))
     versions = (state.group_version, state.load_version)
-    for report in (_engine(E0, 2), _client(0, 2), _seats(2, Seat(E0, SeatState.ALIVE))):
+    for report in (_engine(E0, 2), _client(0, 2), _replicas(2, ReplicaInfo(E0, ReplicaState.ALIVE))):
         state.on_report(report, 1.0)
     assert (state.group_version, state.load_version) == versions
     state.on_report(_engine(E0, 3, applied={ClientId(0, 1): 1}), 1.0)
@@ -203,10 +207,12 @@ def test_the_wave_fields_of_independent_ranks_are_at_rest() -> None:
 
 
 def test_strangers_cannot_fill_the_memory() -> None:
-    state = _state(*(_engine(EngineId(rank, 1), 1, EnginePhase.LOADING) for rank in range(MAX_SEATS + 10)))
-    state.on_report(_seats(1, *(Seat(EngineId(rank, 1), SeatState.ALIVE) for rank in range(MAX_SEATS + 1))), 0.0)
-    assert len(state.load_snapshot().reports) == MAX_SEATS
-    assert state.group_state().seats == []
+    state = _state(*(_engine(EngineId(rank, 1), 1, EnginePhase.LOADING) for rank in range(MAX_REPLICAS + 10)))
+    state.on_report(
+        _replicas(1, *(ReplicaInfo(EngineId(rank, 1), ReplicaState.ALIVE) for rank in range(MAX_REPLICAS + 1))), 0.0
+    )
+    assert len(state.load_snapshot().reports) == MAX_REPLICAS
+    assert state.group_state().replicas == []
     for index in range(1100):
         state.on_report(_client(index, 1), 0.0)
     assert len(state.group_state().clients) == 1024
@@ -230,9 +236,11 @@ def test_a_suspect_and_its_recovery_are_new_states() -> None:
 
 def test_what_the_operator_wants_is_passed_on_and_a_pause_is_no_stall() -> None:
     settings = ClusterSettings(seq=3, pause=PauseMode.KEEP)
-    state = _state(_engine(E0, 1, EnginePhase.RUNNING, has_work=True), _seats(1, Seat(E0, SeatState.ALIVE)), now=0.0)
+    state = _state(
+        _engine(E0, 1, EnginePhase.RUNNING, has_work=True), _replicas(1, ReplicaInfo(E0, ReplicaState.ALIVE)), now=0.0
+    )
     version = state.group_version
-    state.on_report(_seats(2, Seat(E0, SeatState.ALIVE), settings=settings), 0.0)
+    state.on_report(_replicas(2, ReplicaInfo(E0, ReplicaState.ALIVE), settings=settings), 0.0)
     assert state.group_version == version + 1
     assert state.group_state().settings == settings
     for seq in range(2, 1000):
@@ -242,10 +250,14 @@ def test_what_the_operator_wants_is_passed_on_and_a_pause_is_no_stall() -> None:
 
 
 def test_settings_are_repeated_until_every_member_shows_them() -> None:
-    state = _state(_engine(E0, 1), _engine(E1, 1), _seats(1, Seat(E0, SeatState.ALIVE), Seat(E1, SeatState.ALIVE)))
+    state = _state(
+        _engine(E0, 1),
+        _engine(E1, 1),
+        _replicas(1, ReplicaInfo(E0, ReplicaState.ALIVE), ReplicaInfo(E1, ReplicaState.ALIVE)),
+    )
     epoch = state.group_state().committed.epoch
-    seats = (Seat(E0, SeatState.ALIVE), Seat(E1, SeatState.ALIVE))
-    state.on_report(_seats(2, *seats, settings=ClusterSettings(seq=1, pause=PauseMode.KEEP)), 0.0)
+    replicas = (ReplicaInfo(E0, ReplicaState.ALIVE), ReplicaInfo(E1, ReplicaState.ALIVE))
+    state.on_report(_replicas(2, *replicas, settings=ClusterSettings(seq=1, pause=PauseMode.KEEP)), 0.0)
     for engine_id in (E0, E1):
         assert not state.is_observed()
         state.on_report(_engine(engine_id, 2, max_epoch_seen=epoch, settings_seq=1), 0.0)

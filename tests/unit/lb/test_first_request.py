@@ -1,4 +1,4 @@
-"""A client's wish to wake an idle lockstep group: what it starts, and what it must not."""
+"""A client's request to wake an idle lockstep group: what it starts, and what it must not."""
 
 import pytest
 from msgspec.structs import replace
@@ -14,8 +14,8 @@ from engine.wire.messages import (
     Membership,
     MemberStatus,
     PauseMode,
-    Seat,
-    SeatState,
+    ReplicaInfo,
+    ReplicaState,
     SupervisorReport,
 )
 from lb.config import LockstepConfig
@@ -40,8 +40,8 @@ def settled(settings: ClusterSettings = ClusterSettings()) -> CoordinatorState: 
     """Return a coordinator that has heard of a group of two, idle in the newest wave."""
     lockstep = LockstepConfig(min_size=1, num_redundant_experts=0)
     state = CoordinatorState(generation=1, client_silence_s=10.0, stall_timeout_s=60.0, lockstep=lockstep)
-    seats = [Seat(engine_id, SeatState.ALIVE) for engine_id in MEMBERS]
-    state.on_report(SupervisorReport(1, seats, [], [], settings), 0.0)
+    replicas = [ReplicaInfo(engine_id, ReplicaState.ALIVE) for engine_id in MEMBERS]
+    state.on_report(SupervisorReport(1, replicas, [], [], settings), 0.0)
     for engine_id in MEMBERS:
         state.on_report(member(engine_id, 1), 0.0)
     state.on_report(wished(1, 0), 0.0)

@@ -40,15 +40,15 @@ def test_arrivals_weigh_one_where_nobody_waits_and_four_where_somebody_does() ->
 
 def test_own_requests_behind_applied_are_added_once_per_client() -> None:
     ledger = _ledger()
-    for line_seq in (1, 2, 3):
-        ledger.add(line_seq, 1)
+    for channel_seq in (1, 2, 3):
+        ledger.add(channel_seq, 1)
     ledger.on_report(1, 2, Load(num_running=2), now=0.0)
     assert (ledger.load(1), ledger.load(4)) == (3, 6)
 
 
 def test_own_requests_that_ended_since_the_report_are_taken_off() -> None:
     ledger = _ledger()
-    entries = [ledger.add(line_seq, 1) for line_seq in (1, 2)]
+    entries = [ledger.add(channel_seq, 1) for channel_seq in (1, 2)]
     ledger.on_report(5, 2, Load(num_running=2), now=0.0)
     ledger.finish(entries[0], report_seq=6)
     assert ledger.load(1) == 1
@@ -58,7 +58,7 @@ def test_own_requests_that_ended_since_the_report_are_taken_off() -> None:
 
 def test_an_end_takes_off_a_waiting_weight_while_somebody_waits_for_its_place() -> None:
     ledger = _ledger()
-    entries = [ledger.add(line_seq, 1) for line_seq in range(1, 6)]
+    entries = [ledger.add(channel_seq, 1) for channel_seq in range(1, 6)]
     ledger.on_report(1, 5, Load(num_waiting=2, num_running=3), now=0.0)
     loads = [ledger.load(1)]
     for entry in entries:
@@ -113,7 +113,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = _ledger()
-        self.line_seq = 0
+        self.channel_seq = 0
         self.sent: list[tuple[int, LedgerEntry]] = []  # on the line, not applied
         self.running: list[LedgerEntry] = []
         self.ends: list[tuple[LedgerEntry, int]] = []  # frames on their way to the client
@@ -123,12 +123,12 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def add(self) -> None:
-        self.line_seq += 1
-        self.sent.append((self.line_seq, self.ledger.add(self.line_seq, 1)))
+        self.channel_seq += 1
+        self.sent.append((self.channel_seq, self.ledger.add(self.channel_seq, 1)))
 
     @rule()
     def refused_send(self) -> None:
-        self.ledger.withdraw(self.ledger.add(self.line_seq + 1, 1))
+        self.ledger.withdraw(self.ledger.add(self.channel_seq + 1, 1))
 
     @precondition(lambda self: self.sent)
     @rule()

@@ -1,8 +1,8 @@
-"""Memberships of a lockstep group, the coordinator's side: reports and seats by hand."""
+"""Memberships of a lockstep group, the coordinator's side: reports and replicas by hand."""
 
 import pytest
 
-from engine.wire.messages import EnginePhase, Load, SeatState
+from engine.wire.messages import EnginePhase, Load, ReplicaState
 from tests.unit.lb.lockstep_deployment import NUM_EXPERTS, PARKED, Deployment, three_ranks
 
 
@@ -16,7 +16,7 @@ def three() -> Deployment:
 
 def test_the_first_group_waits_for_every_seat() -> None:
     deployment = Deployment(2)
-    deployment.seat(2, SeatState.STARTING)
+    deployment.replica(2, ReplicaState.STARTING)
     assert not deployment.update()
     deployment.load(2)
     assert deployment.update()
@@ -34,11 +34,11 @@ def test_it_is_committed_when_all_are_ready_and_a_wave_starts_with_it() -> None:
 
 
 def test_one_change_at_a_time(three: Deployment) -> None:
-    three.seat(3)
+    three.replica(3)
     three.load(3)
     three.update()
     three.prepare(0, 1, 2, 3)
-    three.seat(0, SeatState.LEAVING)
+    three.replica(0, ReplicaState.LEAVING)
     three.switch(0, 1, 3)
     assert three.proposed() is None, "2 still steps in the group before"
     three.switch(2)
@@ -47,7 +47,7 @@ def test_one_change_at_a_time(three: Deployment) -> None:
 
 def test_a_newcomer_is_handed_experts_by_those_that_are_awake(three: Deployment) -> None:
     three.say(0, is_sleeping=True)
-    three.seat(3)
+    three.replica(3)
     three.load(3)
     three.update()
     proposal, committed = three.group.proposal, three.group.committed
@@ -60,14 +60,14 @@ def test_a_newcomer_is_handed_experts_by_those_that_are_awake(three: Deployment)
 
 @pytest.mark.parametrize("fault", ["failed", "dead", "leaving"])
 def test_a_joiner_that_cannot_come_ends_the_attempt_and_its_number(three: Deployment, fault: str) -> None:
-    three.seat(3)
+    three.replica(3)
     three.load(3)
     three.update()
     assert three.proposed() == (2, [0, 1, 2, 3], False)
     if fault == "failed":
         three.say(3, failed=2)
     else:
-        three.seat(3, SeatState.DEAD if fault == "dead" else SeatState.LEAVING)
+        three.replica(3, ReplicaState.DEAD if fault == "dead" else ReplicaState.LEAVING)
     three.update()
     three.update()
     assert three.committed() == (1, [0, 1, 2])
@@ -76,7 +76,7 @@ def test_a_joiner_that_cannot_come_ends_the_attempt_and_its_number(three: Deploy
 
 def test_a_leaver_stays_a_member_while_it_has_sequences(three: Deployment) -> None:
     three.say(0, load=Load(num_running=1))
-    three.seat(0, SeatState.LEAVING)
+    three.replica(0, ReplicaState.LEAVING)
     assert not three.update()
     three.say(0, load=Load())
     assert three.update()
@@ -93,14 +93,14 @@ def test_a_rebalance_is_a_membership_of_the_same_members(three: Deployment) -> N
 
 
 def test_a_wish_to_rebalance_outlives_an_attempt_that_fails_and_a_death(three: Deployment) -> None:
-    """Found by the search: the wish was forgotten as soon as it was proposed."""
+    """Found by the search: the request was forgotten as soon as it was proposed."""
     three.group.rebalance(1)
     three.update()
     three.say(1, failed=2)
     three.update()
     three.update()
     assert three.proposed() == (3, [0, 1, 2], False)
-    three.seat(1, SeatState.DEAD)
+    three.replica(1, ReplicaState.DEAD)
     three.update()
     three.prepare(0, 2)
     assert three.group.committed.rebalance_seq == 0, "who heals moves no more experts than it must"
@@ -114,7 +114,7 @@ def test_a_wish_to_rebalance_outlives_an_attempt_that_fails_and_a_death(three: D
 
 
 def test_a_death_calls_the_live_members(three: Deployment) -> None:
-    three.seat(1, SeatState.DEAD)
+    three.replica(1, ReplicaState.DEAD)
     assert three.update()
     assert three.proposed() == (2, [0, 2], True)
     three.say(0, 2, phase=PARKED)
@@ -127,7 +127,7 @@ def test_survivors_serve_with_one_copy_of_each_expert_and_make_replicas_behind_t
     deployment = Deployment(3, num_redundant_experts=2)
     deployment.form()
     assert deployment.num_copies() == NUM_EXPERTS + 2
-    deployment.seat(1, SeatState.DEAD)
+    deployment.replica(1, ReplicaState.DEAD)
     deployment.update()
     deployment.prepare(0, 2)
     assert (deployment.committed(), deployment.num_copies()) == ((2, [0, 2]), NUM_EXPERTS)
@@ -148,24 +148,24 @@ def test_a_member_alone_can_hold_no_replicas_and_wants_none() -> None:
 
 
 def test_a_further_death_voids_the_number(three: Deployment) -> None:
-    three.seat(1, SeatState.DEAD)
+    three.replica(1, ReplicaState.DEAD)
     three.update()
-    three.seat(2, SeatState.DEAD)
+    three.replica(2, ReplicaState.DEAD)
     three.update()
     assert three.proposed() == (3, [0], True)
 
 
 def test_a_death_between_ready_and_switch_is_a_new_number(three: Deployment) -> None:
-    three.seat(1, SeatState.DEAD)
+    three.replica(1, ReplicaState.DEAD)
     three.update()
     three.prepare(0, 2)
-    three.seat(2, SeatState.DEAD)
+    three.replica(2, ReplicaState.DEAD)
     three.update()
     assert (three.committed(), three.proposed()) == ((2, [0, 2]), (3, [0], True))
 
 
 def test_a_failed_preparation_of_the_direct_way_is_tried_again(three: Deployment) -> None:
-    three.seat(1, SeatState.DEAD)
+    three.replica(1, ReplicaState.DEAD)
     three.update()
     three.say(2, failed=2)
     three.update()
@@ -179,16 +179,16 @@ def test_a_parked_member_alone_calls_everybody(three: Deployment) -> None:
 
 
 def test_healing_goes_before_scaling(three: Deployment) -> None:
-    three.seat(3)
+    three.replica(3)
     three.load(3)
     three.update()
-    three.seat(1, SeatState.DEAD)
+    three.replica(1, ReplicaState.DEAD)
     three.update()
     assert three.proposed() == (3, [0, 2], True)
 
 
 def test_a_replacement_joins_by_the_planned_way(three: Deployment) -> None:
-    three.seat(1, SeatState.STARTING, incarnation=2)
+    three.replica(1, ReplicaState.STARTING, incarnation=2)
     three.update()
     three.prepare(0, 2)
     three.switch(0, 2)
@@ -200,7 +200,7 @@ def test_a_replacement_joins_by_the_planned_way(three: Deployment) -> None:
 def test_too_few_wait_for_others_and_go_on_with_them() -> None:
     deployment = Deployment(2, min_size=2)
     deployment.form()
-    deployment.seat(1, SeatState.STARTING, incarnation=2)
+    deployment.replica(1, ReplicaState.STARTING, incarnation=2)
     deployment.say(0, phase=PARKED)
     deployment.update()
     assert deployment.proposed() is None
@@ -211,7 +211,7 @@ def test_too_few_wait_for_others_and_go_on_with_them() -> None:
 
 def test_a_group_whose_last_member_died_begins_anew(three: Deployment) -> None:
     for rank in range(3):
-        three.seat(rank, SeatState.STARTING, incarnation=2)
+        three.replica(rank, ReplicaState.STARTING, incarnation=2)
     three.update()
     assert three.proposed() is None
     for rank in range(3):
@@ -228,7 +228,7 @@ def test_an_engine_that_says_that_it_stops_is_gone(three: Deployment) -> None:
 
 def test_a_group_that_lost_somebody_unnoticed_while_it_was_left_is_healed(three: Deployment) -> None:
     """Found by the search: a leaver let go and its peers did not notice, so they waited for it and never switched."""
-    three.seat(0, SeatState.LEAVING)
+    three.replica(0, ReplicaState.LEAVING)
     three.update()
     three.prepare(1, 2)
     assert three.committed() == (2, [1, 2])
@@ -239,7 +239,7 @@ def test_a_group_that_lost_somebody_unnoticed_while_it_was_left_is_healed(three:
 
 
 def test_who_parked_and_is_ready_is_about_to_step_whoever_let_go(three: Deployment) -> None:
-    three.seat(0, SeatState.LEAVING)
+    three.replica(0, ReplicaState.LEAVING)
     three.update()
     three.prepare(1, 2)
     three.say(0, 1, 2, broken=1, phase=PARKED)

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, EngineReport, Load, Membership, SeatState
+from engine.wire.messages import EnginePhase, EngineReport, Load, Membership, ReplicaState
 from tests.unit.lb.lockstep_deployment import IDLE, PARKED, RUNNING, Deployment, three_ranks
 
 
@@ -16,9 +16,9 @@ def three() -> Deployment:
 
 
 def restarted(before: Deployment, generation: int = 2) -> Deployment:
-    """Return a successor that has heard nobody and knows the seats."""
+    """Return a successor that has heard nobody and knows the replicas."""
     deployment = Deployment(0, generation)
-    deployment.seats = dict(before.seats)
+    deployment.replicas = dict(before.replicas)
     return deployment
 
 
@@ -36,7 +36,7 @@ def test_who_was_not_heard_is_not_dead(three: Deployment) -> None:
     successor.reports = {0: three.reports[0]}
     successor.update()
     assert successor.proposed() is None
-    successor.seat(1, SeatState.DEAD)
+    successor.replica(1, ReplicaState.DEAD)
     successor.reports[2] = three.reports[2]
     successor.update()
     assert successor.proposed() == (1_000_001, [0, 2], True)
@@ -44,7 +44,7 @@ def test_who_was_not_heard_is_not_dead(three: Deployment) -> None:
 
 def test_nothing_is_proposed_before_the_seats_are_known(three: Deployment) -> None:
     successor = restarted(three)
-    successor.seats = {}
+    successor.replicas = {}
     successor.reports = dict(three.reports)
     successor.say(1, phase=PARKED)
     successor.update()
@@ -53,7 +53,7 @@ def test_nothing_is_proposed_before_the_seats_are_known(three: Deployment) -> No
 
 def test_no_number_is_used_again_though_nobody_was_heard_who_saw_it(three: Deployment) -> None:
     """Found by the search: of the predecessor's last attempt nobody had told yet, and its number came again."""
-    three.seat(0, SeatState.DEAD)
+    three.replica(0, ReplicaState.DEAD)
     three.update()
     successor = restarted(three)
     successor.reports = dict(three.reports)
@@ -66,11 +66,11 @@ def test_no_number_is_used_again_though_nobody_was_heard_who_saw_it(three: Deplo
 def test_what_a_predecessor_committed_voids_what_was_proposed_without_knowing_it(three: Deployment) -> None:
     successor = restarted(three)
     successor.reports = dict(three.reports)
-    successor.seat(3)
+    successor.replica(3)
     successor.load(3)
     successor.update()
     assert successor.proposed() == (1_000_001, [0, 1, 2, 3], False)
-    learned = Membership(7, [seat.engine_id for seat in successor.seats.values()], [[], [], [], []])
+    learned = Membership(7, [replica.engine_id for replica in successor.replicas.values()], [[], [], [], []])
     successor.say(0, 1, 2, 3, ready_epoch=7)
     successor.say(3, committed=learned, epoch=7, phase=RUNNING)
     successor.update()
@@ -132,7 +132,7 @@ def test_states_are_repeated_until_nobody_waits_for_the_dead() -> None:
     """Found by the search: too few lived to be called, and the one that missed the death waited for the dead."""
     deployment = Deployment(2, min_size=2)
     deployment.form()
-    deployment.seat(1, SeatState.DEAD)
+    deployment.replica(1, ReplicaState.DEAD)
     deployment.update()
     assert (deployment.proposed(), deployment.group.is_observed) == (None, False)
     deployment.say(0, phase=PARKED)
@@ -141,7 +141,7 @@ def test_states_are_repeated_until_nobody_waits_for_the_dead() -> None:
 
 
 def test_a_loading_engine_concerns_nobody(three: Deployment) -> None:
-    three.seat(3, SeatState.STARTING)
+    three.replica(3, ReplicaState.STARTING)
     three.reports[3] = EngineReport(EngineId(3, 1), 1, 0, 0, 0, 0, EnginePhase.LOADING, 0, False, {}, Load())
     assert not three.update()
     assert three.group.is_observed

@@ -39,11 +39,11 @@ def test_ties_rotate_before_the_first_snapshot() -> None:
 
 def test_one_request_at_a_time_visits_every_rank() -> None:
     picker, ledgers, ranks = RotatingPicker(0), _ledgers(0, 1, 2, 3), []
-    for line_seq in range(1, 9):
+    for channel_seq in range(1, 9):
         engine_id = picker.pick(ledgers, 1).engine_id
         ledger = ledgers[engine_id.rank]
-        entry = ledger.add(line_seq, 1)
-        ledger.finish(entry, report_seq=line_seq)
+        entry = ledger.add(channel_seq, 1)
+        ledger.finish(entry, report_seq=channel_seq)
         ranks.append(engine_id.rank)
     assert ranks == [0, 1, 2, 3, 0, 1, 2, 3]
 

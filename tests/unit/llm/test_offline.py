@@ -11,14 +11,14 @@ import pytest
 
 from engine.wire.errors import EngineDeadError, EngineError, InvalidRequestError, StartupError
 from orchestrator.llm.offline import LLM, GenerationParams, RequestOutput
-from orchestrator.llm.offline_config import offline_config, offline_knobs
+from orchestrator.llm.offline_config import offline_config, offline_options
 
 FAIL, CRASH = 254, 255
 
 
-def make_llm(**knobs: Any) -> LLM:
+def make_llm(**options: Any) -> LLM:
     defaults: dict[str, Any] = {"engine": "sim", "sim_step_ms": 0.5, "max_num_seqs": 4, "progress": False}
-    return LLM(**(defaults | {"sim_fail_on_token": FAIL, "sim_crash_on_token": CRASH} | knobs))
+    return LLM(**(defaults | {"sim_fail_on_token": FAIL, "sim_crash_on_token": CRASH} | options))
 
 
 def our_threads() -> list[str]:
@@ -267,7 +267,7 @@ def test_a_start_that_fails_leaves_no_thread() -> None:
 
 
 @pytest.mark.parametrize(
-    ("knobs", "message"),
+    ("options", "message"),
     [
         ({"data_paralel_size": 2}, "unknown knob data_paralel_size .did you mean data_parallel_size?"),
         ({"port": 8000}, "port is a knob of `shoal serve`"),
@@ -276,11 +276,11 @@ def test_a_start_that_fails_leaves_no_thread() -> None:
         ({"engine": "torch"}, "required with --engine torch"),
     ],
 )
-def test_knobs_that_cannot_be_are_refused_by_name(knobs: dict[str, Any], message: str) -> None:
+def test_knobs_that_cannot_be_are_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(StartupError, match=message):
-        offline_config(knobs)
+        offline_config(options)
 
 
 def test_offline_use_takes_every_knob_of_model_engine_and_scheduler() -> None:
-    assert {"model", "dtype", "device", "num_threads", "max_model_len", "kv_cache_memory"} <= offline_knobs()
-    assert {"host", "executor", "run_dir", "log_level"}.isdisjoint(offline_knobs())
+    assert {"model", "dtype", "device", "num_threads", "max_model_len", "kv_cache_memory"} <= offline_options()
+    assert {"host", "executor", "run_dir", "log_level"}.isdisjoint(offline_options())

@@ -96,7 +96,7 @@ def test_what_engines_count_is_not_multiplied_by_the_processes(memory: StatsMemo
 
 
 def test_a_restarted_process_keeps_what_engines_of_former_lives_counted(memory: StatsMemory) -> None:
-    """The only process dies, meanwhile an engine is refilled: its successor must not begin again at 0."""
+    """The only process dies, meanwhile an engine is replaced: its successor must not begin again at 0."""
     RankTotals(DeploymentStats(0, 1, memory).totals_record).on_reports([report(EngineId(0, 1), Load(num_steps=100))])
     successor = DeploymentStats(0, 2, memory)
     RankTotals(successor.totals_record).on_reports([report(EngineId(0, 2), Load(num_steps=7))])

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import metrics
 from engine.wire.ids import EngineId
-from engine.wire.messages import Load, Seat, SeatState
+from engine.wire.messages import Load, ReplicaInfo, ReplicaState
 from lb.totals import Totals
 from lb.views import EngineState
 from metrics.registry import render
@@ -96,8 +96,8 @@ def test_the_engines_own_counters_are_those_of_all_lives_of_the_rank() -> None:
 
 
 def test_restarts_are_counted_by_rank_and_by_how_the_engine_before_ended() -> None:
-    seat = Seat(EngineId(0, 4), SeatState.ALIVE, restarts={"hung": 2, "signal": 1})
-    samples = samples_of(registry_of(ServingStats(), [replace(view(0, 4), seat=seat)]))
+    replica = ReplicaInfo(EngineId(0, 4), ReplicaState.ALIVE, restarts={"hung": 2, "signal": 1})
+    samples = samples_of(registry_of(ServingStats(), [replace(view(0, 4), replica=replica)]))
     restarts = {labels: value for (name, labels), value in samples.items() if name == "shoal_engine_restarts_total"}
     assert restarts == {
         "engine=0,reason=exit": 0,

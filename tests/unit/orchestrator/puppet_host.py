@@ -59,7 +59,7 @@ class PuppetHost:
     def end(self, engine_id: EngineId, end: EngineExit = GONE) -> None:
         self.handles[engine_id].exited.set_result(end)
 
-    async def stop(self, _hurry: Any) -> list[str]:
+    async def stop(self, _force_stop: Any) -> list[str]:
         return []
 
 

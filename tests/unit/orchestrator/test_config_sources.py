@@ -1,4 +1,4 @@
-"""Where knobs come from, and what is said about wrong ones."""
+"""Where options come from, and what is said about wrong ones."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The command line: generated from the knobs, frozen by a snapshot."""
+"""The command line: generated from the options, frozen by a snapshot."""
 
 import argparse
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config import GROUPS, ServeConfig
-from orchestrator.options import knob_flags, make_parser
+from orchestrator.options import make_parser, option_flags
 
 SNAPSHOT = Path(__file__).with_name("cli_options.txt")
 
@@ -37,7 +37,7 @@ def test_every_knob_has_a_help_text_and_a_group_that_exists() -> None:
 
 def test_only_knobs_that_were_given_are_flags() -> None:
     options = make_parser().parse_args(["serve", "--port", "1", "--engine", "sim", "--config", "a.toml"])
-    assert knob_flags(options) == {"port": "1", "engine": "sim"}
+    assert option_flags(options) == {"port": "1", "engine": "sim"}
     assert options.config == Path("a.toml")
 
 

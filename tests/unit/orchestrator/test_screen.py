@@ -16,8 +16,8 @@ from orchestrator import status
 from orchestrator.banner import print_banner
 from orchestrator.launch.host import EngineExit
 from orchestrator.progress import BarProgress, LineProgress, start_progress
+from orchestrator.replica_table import ReplicaTable
 from orchestrator.restarts import RestartRule
-from orchestrator.seats import SeatTable
 from tests.unit.orchestrator.reports import report
 
 E0 = EngineId(0, 1)
@@ -43,7 +43,7 @@ REQUEST = httpx.Request("GET", "http://x/v1/cluster")
 
 def test_lines_name_each_new_activity_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    table, progress = SeatTable([E0], RestartRule(max_in_row=0)), LineProgress()
+    table, progress = ReplicaTable([E0], RestartRule(max_in_row=0)), LineProgress()
     for seq, percent in enumerate((0.1, 0.2), start=1):
         table.on_report(report(E0, seq, EnginePhase.LOADING, detail="weights", progress=percent), 0.0)
         progress.show(next(iter(table)))
@@ -61,7 +61,7 @@ def test_a_lockstep_group_is_shown_with_what_is_prepared_and_why() -> None:
 
 
 def test_bars_follow_the_reports() -> None:
-    table = SeatTable([E0], RestartRule(max_in_row=0))
+    table = ReplicaTable([E0], RestartRule(max_in_row=0))
     with Progress(console=Console(file=io.StringIO())) as bars:
         progress = BarProgress(bars, 1)
         table.on_report(report(E0, 1, EnginePhase.LOADING, detail="weights", progress=0.25), 0.0)
@@ -78,9 +78,9 @@ def test_without_a_terminal_there_are_lines() -> None:
 
 
 def test_a_dead_rank_shows_its_reason() -> None:
-    table = SeatTable([E0], RestartRule(max_in_row=0))
-    seat = table.on_exit(E0, EngineExit(1, "exit status 1: no weights"), 0.0)
-    assert seat.activity == "dead: exit status 1: no weights"
+    table = ReplicaTable([E0], RestartRule(max_in_row=0))
+    replica = table.on_exit(E0, EngineExit(1, "exit status 1: no weights"), 0.0)
+    assert replica.activity == "dead: exit status 1: no weights"
 
 
 def test_the_banner_holds_an_example_that_is_valid_json_on_a_line_of_its_own() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config import SECRET_KNOBS, ServeConfig
+from orchestrator.config import SECRET_OPTIONS, ServeConfig
 from orchestrator.config_sources import ConfigError, load
 from orchestrator.secrets import spans_to_mask
 
@@ -74,4 +74,4 @@ def test_the_admin_key_is_no_api_key() -> None:
 
 def test_a_configuration_that_is_printed_shows_no_key() -> None:
     config = sim(api_key=["k-one"], admin_api_key="k-two")
-    assert "k-" not in repr(config) + str(config) + config.model_dump_json(exclude=set(SECRET_KNOBS))
+    assert "k-" not in repr(config) + str(config) + config.model_dump_json(exclude=set(SECRET_OPTIONS))

@@ -13,14 +13,14 @@ from engine.wire.errors import AddressError, StartupError
 from engine.wire.ids import ClientId, EngineId
 from metrics.memory import StatsMemory
 from orchestrator.api.config import ApiSpec
-from orchestrator.config import SECRET_KNOBS, ServeConfig
-from orchestrator.coordinator_keeper import BoundEndpoints
+from orchestrator.config import SECRET_OPTIONS, ServeConfig
+from orchestrator.coordinator_supervisor import BoundEndpoints
 from orchestrator.endpoints import choose_endpoints, choose_security
 from orchestrator.engine_config import engine_config
 from orchestrator.listen import Listener
 from orchestrator.specs import Wiring, api_spec, engine_spec, served_model_name
 
-STATS = StatsMemory(board=7, counts=[8, 9, 10])
+STATS = StatsMemory(status=7, counts=[8, 9, 10])
 MODEL = ResolvedModel(path="/models/m", gguf_file="m.gguf", display_name="m", is_local=True)
 WIRING = Wiring(choose_endpoints(Path("/tmp/r"), None), BoundEndpoints("ipc:///tmp/r/report", "ipc:///tmp/r/state"))
 
@@ -63,19 +63,19 @@ def test_engine_and_client_are_told_the_same_hash_and_endpoints() -> None:
 
 
 def test_every_knob_but_the_keys_travels_to_the_api_process_as_json() -> None:
-    knobs = {
+    options = {
         "engine": "sim",
         "kv_cache_memory": "2MiB",
         "run_dir": "/tmp/r",
         "api_key": "k-one",
         "admin_api_key": "k-two",
     }
-    config = ServeConfig(**knobs)  # type: ignore[arg-type]
+    config = ServeConfig(**options)  # type: ignore[arg-type]
     listener = Listener("127.0.0.1", 0)
     spec = api_spec(config, engine_config(config, None, "cpu"), WIRING, listener, None, None, ClientId(0, 1), STATS)
     listener.close()
     told = msgspec.json.decode(msgspec.json.encode(spec), type=ApiSpec)
-    assert told.serve_config.keys() == ServeConfig.model_fields.keys() - set(SECRET_KNOBS)
+    assert told.serve_config.keys() == ServeConfig.model_fields.keys() - set(SECRET_OPTIONS)
     assert (told.serve_config["kv_cache_memory"], told.serve_config["run_dir"]) == (2 << 20, "/tmp/r")
     assert (told.api_keys, told.admin_api_key) == (("k-one",), "k-two")
 
@@ -85,8 +85,8 @@ def test_the_knobs_of_survival_reach_the_client() -> None:
     listener = Listener("127.0.0.1", 0)
     spec = api_spec(config, engine_config(config, None, "cpu"), WIRING, listener, None, None, ClientId(0, 1), STATS)
     listener.close()
-    moves = spec.client.moves
-    assert (moves.tokens_in_flight, moves.timeout_s, moves.resume_memory_bytes) == (9, 3.0, 77)
+    migrations = spec.client.migrations
+    assert (migrations.tokens_in_flight, migrations.timeout_s, migrations.resume_memory_bytes) == (9, 3.0, 77)
     assert msgspec.json.decode(msgspec.json.encode(spec), type=ApiSpec) == spec
 
 
@@ -107,7 +107,7 @@ def test_what_a_rank_computes_anew_is_shared_by_the_api_processes() -> None:
     listener = Listener("127.0.0.1", 0)
     engine = engine_config(config, None, "cpu")
     api = api_spec(config, engine, WIRING, listener, None, None, ClientId(2, 1), STATS)
-    assert api.client.moves.tokens_in_flight == 34
+    assert api.client.migrations.tokens_in_flight == 34
     listener.close()
 
 

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from orchestrator.stop_signals import SAME_WISH_S, StopSignals
+from orchestrator.stop_signals import SAME_SIGNAL_S, StopSignals
 
 
 class _Clock:
@@ -53,7 +53,7 @@ async def test_a_signal_sent_to_the_process_and_to_its_group_is_one_wish() -> No
     clock = _Clock()
     with _installed(clock) as signals:
         await _deliver(signal.SIGTERM)
-        clock.now += SAME_WISH_S
+        clock.now += SAME_SIGNAL_S
         await _deliver(signal.SIGTERM)
         assert not signals.second.done()
 
@@ -62,6 +62,6 @@ async def test_a_later_second_signal_asks_for_a_stop_at_once() -> None:
     clock = _Clock()
     with _installed(clock) as signals:
         await _deliver(signal.SIGTERM)
-        clock.now += SAME_WISH_S + 0.01
+        clock.now += SAME_SIGNAL_S + 0.01
         await _deliver(signal.SIGINT)
         assert signals.second.result() == signal.SIGINT

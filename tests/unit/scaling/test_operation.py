@@ -7,23 +7,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.scaling.errors import RefusalKind, ScaleRefusedError
-from orchestrator.scaling.facts import EngineStage, GroupStage, Place, Verb
-from orchestrator.scaling.plan import ScaleWish
+from orchestrator.scaling.observed_state import ActionKind, EngineStage, GroupStage, PlacementState
+from orchestrator.scaling.plan import ScaleRequest
 from orchestrator.scaling.steps import Phase
 from tests.unit.scaling.world import Run
 
-GROW = ((0, 1), ScaleWish(size=4))
-SHRINK = ((0, 1, 2, 3), ScaleWish(remove=(0, 3), drain_timeout_s=30.0))
-REPLACE = ((0, 1), ScaleWish(size=2, remove=(0,), drain_timeout_s=30.0))
-REPLACE_AT_ONCE = ((0, 1), ScaleWish(size=2, remove=(0,), drain_timeout_s=0.0))
+GROW = ((0, 1), ScaleRequest(size=4))
+SHRINK = ((0, 1, 2, 3), ScaleRequest(remove=(0, 3), drain_timeout_s=30.0))
+REPLACE = ((0, 1), ScaleRequest(size=2, remove=(0,), drain_timeout_s=30.0))
+REPLACE_AT_ONCE = ((0, 1), ScaleRequest(size=2, remove=(0,), drain_timeout_s=0.0))
 
 
 def phases(run: Run) -> list[str]:
     return [str(record.phase) for record in run.operation.history]
 
 
-def run_to(phase: Phase, ranks: tuple[int, ...], wish: ScaleWish, *, is_lockstep: bool = False) -> Run:
-    run = Run(ranks, wish, is_lockstep)
+def run_to(phase: Phase, ranks: tuple[int, ...], request: ScaleRequest, *, is_lockstep: bool = False) -> Run:
+    run = Run(ranks, request, is_lockstep)
     for index in range(100):
         run.turn(0.1 if index % 2 else 0.0)
         if run.operation.phase is phase:
@@ -35,15 +35,15 @@ def run_to(phase: Phase, ranks: tuple[int, ...], wish: ScaleWish, *, is_lockstep
 
 def test_growing_reserves_all_before_it_starts_any() -> None:
     run = Run(*GROW)
-    assert [order.verb for order in run.turn()] == [Verb.RESERVE] * 2
+    assert [action.kind for action in run.turn()] == [ActionKind.RESERVE] * 2
     run.world.settle(2)
     assert run.turn() == []
     assert run.operation.blocking_ranks == (3,)
     run.world.settle(3)
-    assert [order.verb for order in run.turn()] == [Verb.SPAWN] * 2
+    assert [action.kind for action in run.turn()] == [ActionKind.SPAWN] * 2
     run.finish()
     assert phases(run) == ["reserve", "spawn", "load", "handshake", "done"]
-    assert [order.verb for order in run.world.orders][-2:] == [Verb.ADMIT] * 2
+    assert [action.kind for action in run.world.actions][-2:] == [ActionKind.ADMIT] * 2
     run.assert_consistent_end()
 
 
@@ -66,17 +66,17 @@ def test_new_ranks_serve_before_those_they_replace_go() -> None:
 def test_what_is_left_at_the_drain_timeout_moves() -> None:
     run = run_to(Phase.DRAIN, *SHRINK)
     assert run.turn(29.0) == []
-    assert {order.verb for order in run.turn(1.0)} == {Verb.MOVE}
+    assert {action.kind for action in run.turn(1.0)} == {ActionKind.MIGRATE}
     assert phases(run) == ["drain", "move"]
     run.finish()
     run.assert_consistent_end()
 
 
 def test_what_does_not_even_move_is_dismissed_and_what_does_not_go_is_killed() -> None:
-    run = run_to(Phase.MOVE, (0, 1), ScaleWish(size=1, drain_timeout_s=0.0))
-    assert [order.verb for order in run.turn(6.0)] == [Verb.STOP]
+    run = run_to(Phase.MIGRATE, (0, 1), ScaleRequest(size=1, drain_timeout_s=0.0))
+    assert [action.kind for action in run.turn(6.0)] == [ActionKind.STOP]
     assert run.turn(2.0) == []
-    assert [order.verb for order in run.turn(1.0)] == [Verb.KILL]
+    assert [action.kind for action in run.turn(1.0)] == [ActionKind.KILL]
     run.finish()
     assert run.operation.phase is Phase.DONE
 
@@ -109,26 +109,26 @@ def test_what_died_is_replaced_before_anybody_leaves() -> None:
 
 
 def test_while_nobody_else_serves_the_leaving_ranks_do() -> None:
-    run = run_to(Phase.MOVE, (0, 1), ScaleWish(remove=(0,), drain_timeout_s=0.0))
+    run = run_to(Phase.MIGRATE, (0, 1), ScaleRequest(remove=(0,), drain_timeout_s=0.0))
     run.world.healing, run.world.is_served = (1,), False
-    assert [order.verb for order in run.turn()] == [Verb.RESTORE]
+    assert [action.kind for action in run.turn()] == [ActionKind.RESTORE]
     assert not run.world.flags[0].cordoned
     assert run.turn(60.0) == []
     run.world.healing, run.world.is_served = (), True
     run.finish()
     assert phases(run) == ["drain", "move", "drain", "move", "stop", "release", "done"]
-    assert [order.verb for order in run.world.orders].count(Verb.CORDON) == 2
+    assert [action.kind for action in run.world.actions].count(ActionKind.CORDON) == 2
 
 
 def test_no_place_ends_it_before_anything_is_started() -> None:
     run = Run(*GROW)
     run.turn()
     run.world.settle(2)
-    run.world.set(3, place=Place.REFUSED, reason="needs 1 CPU, the cluster has none free")
+    run.world.set(3, placement=PlacementState.REFUSED, reason="needs 1 CPU, the cluster has none free")
     run.finish()
     assert run.operation.phase is Phase.FAILED
     assert "rank 3: needs 1 CPU" in str(run.operation.error)
-    assert Verb.SPAWN not in {order.verb for order in run.world.orders}
+    assert ActionKind.SPAWN not in {action.kind for action in run.world.actions}
     run.assert_consistent_end()
 
 
@@ -152,9 +152,9 @@ def test_a_new_rank_that_is_never_ready_is_given_up_at_the_deadline() -> None:
     run.assert_consistent_end()
 
 
-@pytest.mark.parametrize("phase", [Phase.RESERVE, Phase.SPAWN, Phase.LOAD, Phase.HANDSHAKE, Phase.DRAIN, Phase.MOVE])
+@pytest.mark.parametrize("phase", [Phase.RESERVE, Phase.SPAWN, Phase.LOAD, Phase.HANDSHAKE, Phase.DRAIN, Phase.MIGRATE])
 def test_a_cancel_before_the_point_of_no_return_undoes_all(phase: Phase) -> None:
-    ask = REPLACE_AT_ONCE if phase is Phase.MOVE else REPLACE
+    ask = REPLACE_AT_ONCE if phase is Phase.MIGRATE else REPLACE
     run = Run(*ask) if phase is Phase.RESERVE else run_to(phase, *ask)
     run.operation.cancel()
     run.operation.cancel()
@@ -167,8 +167,8 @@ def test_a_new_rank_that_gives_no_sign_is_not_waited_for_on_the_way_back() -> No
     run = run_to(Phase.HANDSHAKE, *GROW)
     run.world.set(3, is_silent=True)
     run.operation.cancel()
-    ordered = [(order.rank, order.verb) for order in run.turn()]
-    assert ordered == [(2, Verb.CORDON), (2, Verb.MOVE), (2, Verb.LEAVE), (3, Verb.KILL)]
+    ordered = [(action.rank, action.kind) for action in run.turn()]
+    assert ordered == [(2, ActionKind.CORDON), (2, ActionKind.MIGRATE), (2, ActionKind.LEAVE), (3, ActionKind.KILL)]
     run.finish()
     run.assert_consistent_end()
 
@@ -198,7 +198,7 @@ def test_progress_only_rises_and_the_rest_is_guessed_from_it() -> None:
 
 
 def test_nothing_to_do_is_done_at_once() -> None:
-    run = Run((0, 1), ScaleWish(size=2))
+    run = Run((0, 1), ScaleRequest(size=2))
     assert run.operation.is_over
     assert run.operation.progress == 1.0
     assert run.turn() == []
@@ -206,14 +206,14 @@ def test_nothing_to_do_is_done_at_once() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.sampled_from([GROW, SHRINK, REPLACE, ((0, 1, 2), ScaleWish(size=3, remove=(0, 2), drain_timeout_s=1.0))]),
+    st.sampled_from([GROW, SHRINK, REPLACE, ((0, 1, 2), ScaleRequest(size=3, remove=(0, 2), drain_timeout_s=1.0))]),
     st.booleans(),
     st.integers(0, 2**32),
     st.sampled_from(["", "cancel", "refuse", "die", "stall"]),
     st.integers(0, 40),
 )
 def test_it_goes_all_the_way_or_all_the_way_back(
-    ask: tuple[tuple[int, ...], ScaleWish], is_lockstep: bool, seed: int, fault: str, at: int
+    ask: tuple[tuple[int, ...], ScaleRequest], is_lockstep: bool, seed: int, fault: str, at: int
 ) -> None:
     run, chance = Run(*ask, is_lockstep), Random(seed)
     for index in range(at + 1):
@@ -234,8 +234,8 @@ def _break(run: Run, fault: str, chance: Random) -> None:
     joining = [rank for rank in operation.plan.joining if rank in world.ranks]
     if fault == "cancel" and not operation.is_over and not operation.is_committed:
         operation.cancel()
-    if fault == "refuse" and joining and world.of(joining[0]).place is Place.ASKED:
-        world.set(joining[0], place=Place.REFUSED, reason="none")
+    if fault == "refuse" and joining and world.of(joining[0]).placement is PlacementState.ASKED:
+        world.set(joining[0], placement=PlacementState.REFUSED, reason="none")
     anybody = [rank for rank, known in world.ranks.items() if not known.is_over]
     if fault == "die" and not operation.is_committed and anybody:
         rank = chance.choice([*joining, *operation.plan.leaving] or anybody)

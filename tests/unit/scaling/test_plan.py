@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.scaling.errors import RefusalKind, ScaleRefusedError
-from orchestrator.scaling.plan import ScaleLimits, ScaleWish, plan_scale
+from orchestrator.scaling.plan import ScaleLimits, ScaleRequest, plan_scale
 
 LIMITS = ScaleLimits(1, 8)
 
@@ -17,42 +17,42 @@ def alive(*ranks: int) -> dict[int, bool]:
 
 
 @pytest.mark.parametrize(
-    ("wish", "ranks", "joining", "leaving"),
+    ("wanted", "ranks", "joining", "leaving"),
     [
-        (ScaleWish(size=4), alive(0, 1), (2, 3), ()),
-        (ScaleWish(size=2), alive(0, 1, 2, 3), (), (2, 3)),
-        (ScaleWish(remove=(0,)), alive(0, 1, 2, 3), (), (0,)),
-        (ScaleWish(size=4), alive(1, 2, 3), (0,), ()),
-        (ScaleWish(size=2, remove=(0,)), alive(0, 1), (2,), (0,)),
-        (ScaleWish(size=1, remove=(2,)), alive(0, 1, 2), (), (1, 2)),
-        (ScaleWish(size=2), {0: False, 1: True, 2: True}, (), (0,)),
-        (ScaleWish(size=2), alive(0, 1), (), ()),
-        (ScaleWish(), alive(0, 1), (), ()),
+        (ScaleRequest(size=4), alive(0, 1), (2, 3), ()),
+        (ScaleRequest(size=2), alive(0, 1, 2, 3), (), (2, 3)),
+        (ScaleRequest(remove=(0,)), alive(0, 1, 2, 3), (), (0,)),
+        (ScaleRequest(size=4), alive(1, 2, 3), (0,), ()),
+        (ScaleRequest(size=2, remove=(0,)), alive(0, 1), (2,), (0,)),
+        (ScaleRequest(size=1, remove=(2,)), alive(0, 1, 2), (), (1, 2)),
+        (ScaleRequest(size=2), {0: False, 1: True, 2: True}, (), (0,)),
+        (ScaleRequest(size=2), alive(0, 1), (), ()),
+        (ScaleRequest(), alive(0, 1), (), ()),
     ],
 )
 def test_the_lowest_free_ranks_come_and_the_lost_and_the_highest_go(
-    wish: ScaleWish, ranks: Mapping[int, bool], joining: tuple[int, ...], leaving: tuple[int, ...]
+    wanted: ScaleRequest, ranks: Mapping[int, bool], joining: tuple[int, ...], leaving: tuple[int, ...]
 ) -> None:
-    plan = plan_scale(wish, ranks, LIMITS)
+    plan = plan_scale(wanted, ranks, LIMITS)
     assert (plan.joining, plan.leaving) == (joining, leaving)
 
 
 @pytest.mark.parametrize(
-    ("wish", "ranks", "field", "named"),
+    ("wanted", "ranks", "field", "named"),
     [
-        (ScaleWish(size=0), alive(0), "size", "too few"),
-        (ScaleWish(size=9), alive(0), "size", "--max-data-parallel-size"),
-        (ScaleWish(remove=(5,)), alive(0, 1), "remove", "valid: 0, 1"),
-        (ScaleWish(remove=(1, 1)), alive(0, 1), "remove", "twice"),
-        (ScaleWish(remove=(0, 1)), alive(0, 1), "remove", "too few"),
-        (ScaleWish(remove=(1,)), {0: False, 1: True}, "remove", "no rank that serves"),
+        (ScaleRequest(size=0), alive(0), "size", "too few"),
+        (ScaleRequest(size=9), alive(0), "size", "--max-data-parallel-size"),
+        (ScaleRequest(remove=(5,)), alive(0, 1), "remove", "valid: 0, 1"),
+        (ScaleRequest(remove=(1, 1)), alive(0, 1), "remove", "twice"),
+        (ScaleRequest(remove=(0, 1)), alive(0, 1), "remove", "too few"),
+        (ScaleRequest(remove=(1,)), {0: False, 1: True}, "remove", "no rank that serves"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_its_field(
-    wish: ScaleWish, ranks: Mapping[int, bool], field: str, named: str
+    wanted: ScaleRequest, ranks: Mapping[int, bool], field: str, named: str
 ) -> None:
     with pytest.raises(ScaleRefusedError, match=named) as refused:
-        plan_scale(wish, ranks, LIMITS)
+        plan_scale(wanted, ranks, LIMITS)
     assert (refused.value.kind, refused.value.field) == (RefusalKind.INVALID, field)
 
 
@@ -65,7 +65,7 @@ def test_a_plan_ends_at_the_size_that_was_asked_for(
     ranks: dict[int, bool], size: int | None, remove: tuple[int, ...]
 ) -> None:
     try:
-        plan = plan_scale(ScaleWish(size=size, remove=remove), ranks, LIMITS)
+        plan = plan_scale(ScaleRequest(size=size, remove=remove), ranks, LIMITS)
     except ScaleRefusedError:
         return
     after = (set(ranks) - set(plan.leaving)) | set(plan.joining)

@@ -1,4 +1,4 @@
-"""Scale operations carried out: the real scaler and seats on a host whose engines do what the test says."""
+"""Scale operations carried out: the real scaler and replicas on a host whose engines do what the test says."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,19 +12,19 @@ from engine.wire.messages import EnginePhase, Load
 from orchestrator.engine_group import EngineGroup
 from orchestrator.launch.host import EngineExit
 from orchestrator.progress import LineProgress
+from orchestrator.replica_table import Replica
 from orchestrator.restarts import RestartRule
 from orchestrator.scaling.errors import RefusalKind, ScaleRefusedError
 from orchestrator.scaling.operation import ScaleOperation
 from orchestrator.scaling.operations import ScaleOperations
-from orchestrator.scaling.plan import ScaleLimits, ScaleWish
+from orchestrator.scaling.plan import ScaleLimits, ScaleRequest
 from orchestrator.scaling.scaler import Scaler
 from orchestrator.scaling.steps import Phase, ScaleDeadlines
-from orchestrator.seats import SeatStatus
 from tests.contract.deployment import eventually
 from tests.unit.orchestrator.puppet_host import PuppetHost, make_spec
 from tests.unit.orchestrator.reports import report
 
-SHORT = ScaleDeadlines(load_s=0.2, handshake_s=0.2, move_s=0.2, stop_s=0.1)
+SHORT = ScaleDeadlines(load_s=0.2, handshake_s=0.2, migrate_s=0.2, stop_s=0.1)
 
 
 class Stage:
@@ -45,31 +45,31 @@ class Stage:
         """Be all engines: load, turn away, hand back, and end when dismissed."""
         while True:
             await asyncio.sleep(0.005)
-            for seat in list(self.group.seats):
-                if seat.exit is None and seat.engine_id.rank not in self.stuck:
-                    self._obey(seat)
+            for replica in list(self.group.replicas):
+                if replica.exit is None and replica.engine_id.rank not in self.stuck:
+                    self._obey(replica)
 
-    def _obey(self, seat: SeatStatus) -> None:
-        handle = self.host.handles.get(seat.engine_id)
+    def _obey(self, replica: Replica) -> None:
+        handle = self.host.handles.get(replica.engine_id)
         if handle is None or handle.exited.done():
             return
-        if seat.dismissed:
-            self.host.end(seat.engine_id, EngineExit(0, "exit status 0"))
+        if replica.dismissed:
+            self.host.end(replica.engine_id, EngineExit(0, "exit status 0"))
             return
         self._seq += 1
-        load = Load(num_running=0 if seat.is_vacating else 3)
-        said = report(seat.engine_id, self._seq, EnginePhase.RUNNING)
-        self.group.seats.on_report(replace(said, is_draining=seat.is_draining, load=load), 0.0)
+        load = Load(num_running=0 if replica.is_migrating else 3)
+        said = report(replica.engine_id, self._seq, EnginePhase.RUNNING)
+        self.group.replicas.on_report(replace(said, is_draining=replica.is_draining, load=load), 0.0)
 
     async def _reached(self) -> set[EngineId]:
-        return {seat.engine_id for seat in self.group.seats if seat.engine_id.rank not in self.unreachable}
+        return {replica.engine_id for replica in self.group.replicas if replica.engine_id.rank not in self.unreachable}
 
     @property
     def ranks(self) -> list[int]:
-        return [seat.engine_id.rank for seat in self.group.seats]
+        return [replica.engine_id.rank for replica in self.group.replicas]
 
-    async def scale(self, *, key: str | None = None, **wish: object) -> ScaleOperation:
-        return await self.scaler.begin(ScaleWish(**wish), key)  # type: ignore[arg-type]
+    async def scale(self, *, key: str | None = None, **request: object) -> ScaleOperation:
+        return await self.scaler.begin(ScaleRequest(**request), key)  # type: ignore[arg-type]
 
     async def finish(self, operation: ScaleOperation) -> Phase:
         await eventually(lambda: operation.is_over)
@@ -78,7 +78,7 @@ class Stage:
     def assert_serves(self, *ranks: int) -> None:
         """Check that exactly these ranks are there, each like any other, and nothing else is held."""
         assert self.ranks == list(ranks)
-        assert all(seat.is_ready and not seat.is_temporary for seat in self.group.seats)
+        assert all(replica.is_ready and not replica.is_temporary for replica in self.group.replicas)
         living = {handle.engine_id.rank for handle in self.host.handles.values() if not handle.exited.done()}
         assert living == set(ranks)
         assert self.host.reserved <= set(ranks)
@@ -88,15 +88,15 @@ class Stage:
 async def stage(num_ranks: int = 2) -> AsyncIterator[Stage]:
     built = Stage(num_ranks)
     await built.group.start(make_spec)
-    built.group.keep_filled()
+    built.group.start_replacing()
     engines = asyncio.create_task(built.obey())
-    await eventually(lambda: built.group.seats.all_ready)
+    await eventually(lambda: built.group.replicas.all_ready)
     try:
         yield built
     finally:
-        hurry = asyncio.get_running_loop().create_future()
-        await built.scaler.stop(hurry)
-        await built.group.stop(hurry)
+        force_stop = asyncio.get_running_loop().create_future()
+        await built.scaler.stop(force_stop)
+        await built.group.stop(force_stop)
         engines.cancel()
         await asyncio.gather(engines, return_exceptions=True)
 
@@ -110,7 +110,9 @@ async def test_ranks_come_and_go_and_come_again_under_their_next_incarnation() -
         deployment.assert_serves(1, 2)
         assert deployment.left == [0, 3]
         assert await deployment.finish(await deployment.scale(size=3)) is Phase.DONE
-        assert [seat.engine_id for seat in deployment.group.seats if seat.engine_id.rank == 0] == [EngineId(0, 2)]
+        assert [replica.engine_id for replica in deployment.group.replicas if replica.engine_id.rank == 0] == [
+            EngineId(0, 2)
+        ]
         assert deployment.host.handles[EngineId(0, 2)]
 
 
@@ -164,7 +166,7 @@ async def test_a_fault_on_the_way_leaves_the_old_size_and_the_next_scale_works(f
         deployment.assert_serves(0, 1, 2)
 
 
-@pytest.mark.parametrize("phase", [Phase.RESERVE, Phase.LOAD, Phase.HANDSHAKE, Phase.DRAIN, Phase.MOVE])
+@pytest.mark.parametrize("phase", [Phase.RESERVE, Phase.LOAD, Phase.HANDSHAKE, Phase.DRAIN, Phase.MIGRATE])
 async def test_a_cancel_in_any_phase_leaves_the_old_size(phase: Phase) -> None:
     async with stage() as deployment:
         if phase is Phase.RESERVE:
@@ -174,7 +176,7 @@ async def test_a_cancel_in_any_phase_leaves_the_old_size(phase: Phase) -> None:
         if phase is Phase.HANDSHAKE:
             deployment.unreachable = {2}
         drain_s = 60.0 if phase is Phase.DRAIN else 0.0
-        deployment.stuck |= {0} if phase is Phase.MOVE else set()
+        deployment.stuck |= {0} if phase is Phase.MIGRATE else set()
         operation = await deployment.scale(size=2, remove=(0,), drain_timeout_s=drain_s)
         await eventually(lambda: operation.phase is phase)
         operation.cancel()
@@ -190,13 +192,13 @@ async def test_a_leaving_rank_that_dies_while_it_drains_is_refilled_when_the_sca
         await eventually(lambda: operation.phase is Phase.DRAIN)
         deployment.stuck = {0}
         deployment.host.end(EngineId(0, 1))
-        await eventually(lambda: deployment.group.seats.at(0).engine_id == EngineId(0, 2))  # type: ignore[union-attr]
+        await eventually(lambda: deployment.group.replicas.at(0).engine_id == EngineId(0, 2))  # type: ignore[union-attr]
         deployment.host.end(EngineId(1, 1))  # nobody else serves now: it waits until rank 0 does again
         await eventually(lambda: operation.blocking_ranks == (0,))
         operation.cancel()
         assert await deployment.finish(operation) is Phase.CANCELLED
         deployment.stuck = set()
-        await eventually(lambda: deployment.group.seats.all_ready)
+        await eventually(lambda: deployment.group.replicas.all_ready)
         deployment.assert_serves(0, 1)
 
 

@@ -3,18 +3,26 @@
 from dataclasses import dataclass, replace
 from random import Random
 
-from orchestrator.scaling.facts import EngineStage, Facts, GroupStage, Order, Place, RankFacts, Verb
+from orchestrator.scaling.observed_state import (
+    Action,
+    ActionKind,
+    EngineStage,
+    GroupStage,
+    ObservedRank,
+    ObservedState,
+    PlacementState,
+)
 from orchestrator.scaling.operation import ScaleOperation
-from orchestrator.scaling.plan import ScaleLimits, ScaleWish, plan_scale
+from orchestrator.scaling.plan import ScaleLimits, ScaleRequest, plan_scale
 from orchestrator.scaling.steps import Phase, ScaleDeadlines
 
-DEADLINES = ScaleDeadlines(reserve_s=5, spawn_s=5, load_s=10, handshake_s=5, group_s=10, move_s=5, stop_s=3)
-SERVING = RankFacts(Place.HELD, EngineStage.READY, 1.0, is_reached=True, num_sequences=3)
+DEADLINES = ScaleDeadlines(reserve_s=5, spawn_s=5, load_s=10, handshake_s=5, group_s=10, migrate_s=5, stop_s=3)
+SERVING = ObservedRank(PlacementState.HELD, EngineStage.READY, 1.0, is_reached=True, num_sequences=3)
 
 
 @dataclass
 class Flags:
-    """What a seat was told."""
+    """What a replica was told."""
 
     cordoned: bool = False
     moving: bool = False
@@ -24,61 +32,61 @@ class Flags:
 
 
 class World:
-    """Carries orders out, at once as wishes and later as facts. is_lockstep: the group follows the wishes by itself."""
+    """Carries actions out, at once or later. is_lockstep: the group follows the requests by itself."""
 
     def __init__(self, ranks: tuple[int, ...], is_lockstep: bool = False) -> None:
         self.ranks = dict.fromkeys(ranks, replace(SERVING, is_member=is_lockstep))
         self.flags = {rank: Flags() for rank in ranks}
-        self.orders: list[Order] = []
+        self.actions: list[Action] = []
         self.healing: tuple[int, ...] = ()
         self.is_served = True
         self.is_lockstep = is_lockstep
         self.stage = GroupStage.OLD if is_lockstep else GroupStage.SWITCHED
 
-    def facts(self) -> Facts:
-        return Facts(dict(self.ranks), self.healing, self.stage, self.is_served)
+    def observed(self) -> ObservedState:
+        return ObservedState(dict(self.ranks), self.healing, self.stage, self.is_served)
 
-    def of(self, rank: int) -> RankFacts:
-        return self.ranks.get(rank, RankFacts())
+    def of(self, rank: int) -> ObservedRank:
+        return self.ranks.get(rank, ObservedRank())
 
     def set(self, rank: int, **changes: object) -> None:
         self.ranks[rank] = replace(self.of(rank), **changes)  # type: ignore[arg-type]
 
-    def take(self, order: Order) -> None:
-        self.orders.append(order)
-        rank = order.rank
+    def take(self, action: Action) -> None:
+        self.actions.append(action)
+        rank = action.rank
         flags = self.flags.setdefault(rank, Flags())
-        match order.verb:
-            case Verb.RESERVE:
-                self.set(rank, place=Place.ASKED)
-            case Verb.SPAWN:
+        match action.kind:
+            case ActionKind.RESERVE:
+                self.set(rank, placement=PlacementState.ASKED)
+            case ActionKind.SPAWN:
                 flags.temporary = True
                 self.set(rank, engine=EngineStage.STARTING)
-            case Verb.CORDON:
+            case ActionKind.CORDON:
                 flags.cordoned = True
-            case Verb.MOVE:
+            case ActionKind.MIGRATE:
                 flags.moving = True
-            case Verb.LEAVE:
+            case ActionKind.LEAVE:
                 flags.leaving = True
-            case Verb.STOP:
+            case ActionKind.STOP:
                 flags.dismissed = True
-            case Verb.RESTORE:
+            case ActionKind.RESTORE:
                 self.flags[rank] = Flags()
                 if self.of(rank).engine is EngineStage.ENDED:
                     self.set(rank, engine=EngineStage.READY, reason="")
-            case Verb.ADMIT:
+            case ActionKind.ADMIT:
                 flags.temporary = False
-            case Verb.KILL:
+            case ActionKind.KILL:
                 self.set(rank, engine=EngineStage.ENDED, reason="killed")
-            case Verb.RELEASE:
+            case ActionKind.RELEASE:
                 assert self.of(rank).is_over, "a place is given back only when nothing lives there"
                 del self.ranks[rank], self.flags[rank]
 
     def settle(self, rank: int, now_ready: bool = True) -> None:
         """Let what was ordered for one rank have its next effect."""
         known, flags = self.of(rank), self.flags.get(rank, Flags())
-        if known.place is Place.ASKED:
-            self.set(rank, place=Place.HELD)
+        if known.placement is PlacementState.ASKED:
+            self.set(rank, placement=PlacementState.HELD)
         elif known.engine is EngineStage.STARTING and now_ready:
             self.set(rank, engine=EngineStage.READY, progress=1.0, is_member=self.is_lockstep)
         elif known.engine is EngineStage.READY and not known.is_reached:
@@ -104,26 +112,26 @@ class World:
 class Run:
     """One operation in a world, with a clock of its own."""
 
-    def __init__(self, ranks: tuple[int, ...], wish: ScaleWish, is_lockstep: bool = False) -> None:
+    def __init__(self, ranks: tuple[int, ...], request: ScaleRequest, is_lockstep: bool = False) -> None:
         self.now = 100.0
         self.world = World(ranks, is_lockstep)
-        plan = plan_scale(wish, dict.fromkeys(ranks, True), ScaleLimits())
-        self.operation = ScaleOperation("scale-1", None, wish, plan, is_lockstep, DEADLINES, self.now)
+        plan = plan_scale(request, dict.fromkeys(ranks, True), ScaleLimits())
+        self.operation = ScaleOperation("scale-1", None, request, plan, is_lockstep, DEADLINES, self.now)
 
-    def turn(self, passed_s: float = 0.1) -> list[Order]:
+    def turn(self, passed_s: float = 0.1) -> list[Action]:
         """Let the operation look once; carry out what it orders."""
         self.now += passed_s
-        orders = self.operation.advance(self.world.facts(), self.now)
-        for order in orders:
-            self.check(order)
-            self.world.take(order)
-        return orders
+        actions = self.operation.advance(self.world.observed(), self.now)
+        for action in actions:
+            self.check(action)
+            self.world.take(action)
+        return actions
 
-    def check(self, order: Order) -> None:
+    def check(self, action: Action) -> None:
         """Nobody but new ranks, and behind the point of no return those that leave, is ever stopped."""
         plan = self.operation.plan
-        assert order.rank in (*plan.joining, *plan.leaving)
-        if order.verb in (Verb.STOP, Verb.KILL, Verb.RELEASE) and order.rank in plan.leaving:
+        assert action.rank in (*plan.joining, *plan.leaving)
+        if action.kind in (ActionKind.STOP, ActionKind.KILL, ActionKind.RELEASE) and action.rank in plan.leaving:
             assert self.operation.is_committed
 
     def settle_all(self) -> None:
@@ -154,5 +162,5 @@ class Run:
         gone = plan.leaving if is_done else plan.joining
         assert not set(gone) & set(world.ranks)
         assert len(world.ranks) == (plan.size_after if is_done else plan.size_before)
-        assert all(known.place is Place.HELD for known in world.ranks.values())
+        assert all(known.placement is PlacementState.HELD for known in world.ranks.values())
         assert all(flags == Flags() for flags in world.flags.values())

@@ -28,8 +28,8 @@ from engine.wire.messages import (
     Load,
     LoadSnapshot,
     Membership,
-    Seat,
-    SeatState,
+    ReplicaInfo,
+    ReplicaState,
     SupervisorReport,
     UtilityOutput,
     UtilityRequest,
@@ -42,7 +42,7 @@ ENGINE, CLIENT = EngineId(1, 2), ClientId(0, 3)
 REPORT = EngineReport(ENGINE, 7, 1, 1, 1, 0, EnginePhase.RUNNING, 0, True, {CLIENT: 4}, Load(1, 2, 3, 400, 0.5))
 
 EXAMPLES: dict[Callable[[], Decoder[Any]], list[Any]] = {
-    codec.line_decoder: [
+    codec.channel_decoder: [
         AddRequest(CLIENT, 1, 2**50, 0, 0, 1, [1, 300, 70_000], [5], SamplingParams(16, stop_token_ids=(2,))),
         AbortRequest(CLIENT, 2, 2**50, 0, 0),
         UtilityRequest(CLIENT, 3, 1, "profile", [{"a": [1, 2.5, None]}, True]),
@@ -63,10 +63,10 @@ EXAMPLES: dict[Callable[[], Decoder[Any]], list[Any]] = {
     codec.report_decoder: [
         REPORT,
         ClientReport(1, ClientInfo(CLIENT, "ipc:///r", "ipc:///o")),
-        SupervisorReport(1, [Seat(ENGINE, SeatState.DEAD, "signal 9")], [ENGINE], [CLIENT]),
+        SupervisorReport(1, [ReplicaInfo(ENGINE, ReplicaState.DEAD, "signal 9")], [ENGINE], [CLIENT]),
     ],
     codec.state_decoder: [
-        GroupState(1, 2, Membership(1, [ENGINE]), None, False, [], 0, 0, [], [Seat(ENGINE, SeatState.ALIVE)]),
+        GroupState(1, 2, Membership(1, [ENGINE]), None, False, [], 0, 0, [], [ReplicaInfo(ENGINE, ReplicaState.ALIVE)]),
         LoadSnapshot(1, 3, [REPORT]),
     ],
 }
@@ -137,7 +137,7 @@ def test_hostile_bytes_are_refused(make: Callable[[], Decoder[Any]], frame: byte
 
 def test_hostile_values_of_untyped_arguments_are_refused_too() -> None:
     for value in (b"\x81\x81\x01\x02\x03", b"\xd7\xff" + b"\xff" * 8, b"\xa1\xff", b"\x91" * 5_000 + b"\x01"):
-        assert not is_survived(codec.line_decoder(), b"\x96\x03\x92\x00\x01\x01\x01\xa1x\x91" + value)
+        assert not is_survived(codec.channel_decoder(), b"\x96\x03\x92\x00\x01\x01\x01\xa1x\x91" + value)
 
 
 def test_ids_that_fit_no_routing_id_are_refused() -> None:
@@ -147,7 +147,7 @@ def test_ids_that_fit_no_routing_id_are_refused() -> None:
 
 
 def test_a_message_of_another_line_is_refused() -> None:
-    assert not is_survived(codec.report_decoder(), encode(EXAMPLES[codec.line_decoder][0]))
+    assert not is_survived(codec.report_decoder(), encode(EXAMPLES[codec.channel_decoder][0]))
 
 
 def test_an_older_message_without_the_appended_fields_gets_their_defaults() -> None:

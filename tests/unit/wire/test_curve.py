@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import zmq
 
-from engine.wire.curve import Doorkeeper, WireSecurity, draw_keys
+from engine.wire.curve import WireSecurity, ZapAuthenticator, draw_keys
 from engine.wire.sockets import SendOutcome, bind, connect, make_socket, send_nowait, tcp_endpoint
 from tests.unit.wire.conftest import Sockets
 
@@ -31,18 +31,18 @@ def eventually(look: Callable[[], Any]) -> None:
 
 
 class Guarded:
-    """A PULL with keys and its doorkeeper, in a context of its own."""
+    """A PULL with keys and its ZAP authenticator, in a context of its own."""
 
     def __init__(self, keys: WireSecurity = KEYS, *, is_guarded: bool = True) -> None:
         self.context: Context = zmq.Context()
         self.socket = make_socket(self.context, zmq.PULL, security=keys)
-        self.door = Doorkeeper(self.context, keys, {"outputs": self.socket}) if is_guarded else None
+        self.authenticator = ZapAuthenticator(self.context, keys, {"outputs": self.socket}) if is_guarded else None
         self.endpoint = bind(self.socket, LOOPBACK)
 
     @property
     def num_refused(self) -> int:
-        assert self.door is not None
-        return self.door.refused["outputs"]
+        assert self.authenticator is not None
+        return self.authenticator.refused["outputs"]
 
 
 @pytest.fixture
@@ -82,13 +82,13 @@ def test_a_stranger_is_turned_away_and_members_go_on(
 
 def test_a_stranger_who_subscribes_hears_nothing(make: Sockets) -> None:
     publisher = make(zmq.XPUB, security=KEYS)
-    door = Doorkeeper(make.context, KEYS, {"state": publisher})
+    authenticator = ZapAuthenticator(make.context, KEYS, {"state": publisher})
     endpoint = bind(publisher, LOOPBACK)
     hopefuls = [make(zmq.XSUB, topics=[b"G"], security=keys) for keys in STRANGERS.values()]
     member = make(zmq.XSUB, topics=[b"G"], security=KEYS)
     for subscriber in (*hopefuls, member):
         connect(subscriber, endpoint)
-    eventually(lambda: door.refused["state"] >= len(hopefuls))
+    eventually(lambda: authenticator.refused["state"] >= len(hopefuls))
     assert publisher.poll(WAIT_MS)
     assert publisher.recv() == b"\x01G"
     publisher.send_multipart([b"G", b"loads"])
@@ -106,7 +106,7 @@ def test_a_member_says_nothing_to_a_server_that_is_not_ours(make: Sockets) -> No
 
 def test_requests_and_handshakes_pass_over_a_router_with_keys(make: Sockets) -> None:
     router = make(zmq.ROUTER, security=KEYS)
-    Doorkeeper(make.context, KEYS, {"requests": router})
+    ZapAuthenticator(make.context, KEYS, {"requests": router})
     dealer = make(zmq.DEALER, identity=b"engine", security=KEYS.for_connecting())
     connect(dealer, bind(router, LOOPBACK))
     dealer.send(b"ready")

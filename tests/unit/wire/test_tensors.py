@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.wire.codec import FrameEncoder, encode, line_decoder, output_decoder
+from engine.wire.codec import FrameEncoder, channel_decoder, encode, output_decoder
 from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -50,7 +50,7 @@ def test_neither_end_copies_the_numbers() -> None:
     frames = FrameEncoder().encode(add())
     assert frames[1] is VECTOR.data
     received = bytearray(frames[1])
-    message = line_decoder().decode_frames([frames[0], memoryview(received)])
+    message = channel_decoder().decode_frames([frames[0], memoryview(received)])
     assert isinstance(message, AddRequest)
     assert message.prompt_embeds == VECTOR
     received[0] = 0
@@ -70,7 +70,7 @@ def test_a_message_meant_to_have_one_frame_carries_no_tensor() -> None:
     with pytest.raises(TypeError):
         encode(add())
     with pytest.raises(MalformedMessageError):
-        line_decoder().decode(FrameEncoder().encode(add())[0])
+        channel_decoder().decode(FrameEncoder().encode(add())[0])
 
 
 @given(st.lists(st.none() | tensors(), max_size=4))

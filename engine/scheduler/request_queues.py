@@ -1,0 +1,158 @@
+"""Who runs, who waits, who stands aside because its client takes nothing, and who is held back by a pause."""
+
+from bisect import insort
+from collections.abc import Iterable
+
+from engine.scheduler.blocks import BlockPool
+from engine.scheduler.plan import SequenceState
+from engine.scheduler.waiting import WaitingQueue, order
+from engine.wire.ids import ClientId
+
+ADMISSIONS_PER_TURN = 32
+"""After so many admissions the oldest goes first, whatever its priority."""
+
+_BEFORE_NEW_REQUESTS = 1 << 60
+
+
+class RequestQueues:
+    """Every living sequence, each in one place.
+
+    Invariants: a running sequence has a non-empty block table and any other an empty one; ``running`` is sorted by
+    ``order``; a sequence of a stalled client is aside, held, or running until ``set_stalled_aside``.
+
+    Nobody starves. Those promoted come before all others, in the order of their arrival, so only finitely many ever
+    precede one of them; the first of all is never preempted and gets its tokens first. And everybody is promoted or has
+    finished in the end, because each turn takes the oldest.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self.running: list[SequenceState] = []
+        self.waiting = WaitingQueue()
+        self.num_preemptions = 0
+        self._aside: dict[ClientId, WaitingQueue] = {}
+        self._held = WaitingQueue()
+        self._is_holding = False
+        self._num_arrivals = 0
+        self._num_admissions = 0
+
+    @property
+    def can_run(self) -> bool:
+        """Tell whether anybody could get tokens in a step."""
+        return bool(self.running or self.waiting)
+
+    @property
+    def num_waiting(self) -> int:
+        """Return how many sequences do not run."""
+        return sum(map(len, self._queues()))
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Return the tokens of all sequences that do not run."""
+        return sum(queue.num_tokens for queue in self._queues())
+
+    def arrive(self, sequence: SequenceState) -> None:
+        """Take a new sequence in.
+
+        One that was moved here is no newcomer but a preempted one that goes on: it comes before all that began here, as
+        it would at home. It takes nobody's place in a step, because its priority is not better.
+        """
+        self._num_arrivals += 1
+        sequence.arrival = self._num_arrivals - (_BEFORE_NEW_REQUESTS if sequence.attempt else 0)
+        sequence.is_held = self._is_holding
+        self._queue(sequence).push(sequence)
+
+    def admit(self, sequence: SequenceState, blocks: list[int], num_computed: int) -> None:
+        """Let the waiting sequence run in these blocks, of which the first tokens are computed already."""
+        self._num_admissions += 1
+        self.waiting.remove(sequence)
+        sequence.block_table = blocks
+        sequence.num_computed = num_computed
+        insort(self.running, sequence, key=order)
+
+    def preempt(self, sequence: SequenceState) -> None:
+        """Let a running sequence wait again; it will be computed anew, from what the cache still holds."""
+        self.num_preemptions += 1
+        self.running.remove(sequence)
+        self._pool.free(sequence.block_table)
+        sequence.num_computed = 0
+        self._queue(sequence).push(sequence)
+
+    def leave(self, sequence: SequenceState) -> None:
+        """Take a sequence out, wherever it stands."""
+        if sequence.block_table:
+            self.running.remove(sequence)
+            self._pool.free(sequence.block_table)
+        else:
+            self._queue(sequence).remove(sequence)
+
+    # --- turns ------------------------------------------------------------------------------------------------------
+
+    def give_turn(self) -> None:
+        """Promote those that came first, of the waiting and of the running, when others were admitted for long enough.
+
+        Among the running it matters too: a prompt under way gets no tokens while better ones keep coming.
+        """
+        if self._num_admissions < ADMISSIONS_PER_TURN:
+            return
+        self._num_admissions = 0
+        if (waiting := _oldest(self.waiting)) is not None:
+            self.waiting.remove(waiting)
+            waiting.is_promoted = True
+            self.waiting.push(waiting)
+        if (running := _oldest(self.running)) is not None:
+            self.running.remove(running)
+            running.is_promoted = True
+            insort(self.running, running, key=order)
+
+    # --- stalled clients --------------------------------------------------------------------------------------------
+
+    def stall(self, client_id: ClientId) -> None:
+        """Give a client's sequences no more compute until ``resume``; those that run leave at ``set_stalled_aside``."""
+        if client_id not in self._aside:
+            mine = [sequence for sequence in self.waiting if sequence.client_id == client_id]
+            self._aside[client_id] = WaitingQueue()
+            for sequence in mine:
+                self.waiting.remove(sequence)
+                self._aside[client_id].push(sequence)
+
+    def resume(self, client_id: ClientId) -> None:
+        """Let the sequences of a client that was stalled go on in the order of their arrival."""
+        for sequence in self._aside.pop(client_id, ()):
+            self.waiting.push(sequence)
+
+    def set_stalled_aside(self) -> None:
+        """Take seats and blocks from the sequences of stalled clients; no plan may be out."""
+        if self._aside:
+            for sequence in [s for s in self.running if s.client_id in self._aside]:
+                self.preempt(sequence)
+
+    # --- pauses -----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_earlier(self) -> bool:
+        """Tell whether anybody is here who came before the pause; also those of stalled clients, who may yet run."""
+        return self.can_run or any(self._aside.values())
+
+    def hold(self) -> None:
+        """Hold back whoever arrives from now on; idempotent."""
+        self._is_holding = True
+
+    def release(self) -> None:
+        """Let those who were held back wait like everybody else, in the order of their arrival; idempotent."""
+        self._is_holding = False
+        held, self._held = self._held, WaitingQueue()
+        for sequence in held:
+            sequence.is_held = False
+            self._queue(sequence).push(sequence)
+
+    def _queues(self) -> list[WaitingQueue]:
+        return [self.waiting, self._held, *self._aside.values()]
+
+    def _queue(self, sequence: SequenceState) -> WaitingQueue:
+        return self._held if sequence.is_held else self._aside.get(sequence.client_id, self.waiting)
+
+
+def _oldest(sequences: Iterable[SequenceState]) -> SequenceState | None:
+    candidates = (sequence for sequence in sequences if not sequence.is_promoted)
+    return min(candidates, key=lambda sequence: sequence.arrival, default=None)

@@ -1,0 +1,83 @@
+"""Replicas of the deployment: who sits in them, how the engines before ended, and who gives no sign of progress."""
+
+from collections.abc import Iterable, Mapping
+from enum import IntEnum, StrEnum
+
+from msgspec import Struct
+
+from engine.wire.ids import EngineId
+
+
+class EndKind(StrEnum):
+    """How an engine can end, in words few enough for the label of a metric."""
+
+    EXIT = "exit"  # by itself, with a status
+    SIGNAL = "signal"  # killed by a signal
+    LOST = "lost"  # with its host, or with what ran it there
+    HUNG = "hung"  # killed by us, because it made no progress
+
+
+class ReplicaState(IntEnum):
+    """What the supervisor knows of a replica's process; the engine's own phase comes with its reports."""
+
+    STARTING = 0
+    ALIVE = 1
+    LEAVING = 2
+    DEAD = 3
+
+
+class ReplicaInfo(Struct, array_like=True, frozen=True):
+    """One replica of the deployment and the engine that sits in it.
+
+    reason: why the state is DEAD (exit status and last log line), else empty.
+    restarts: how often the replica was filled again, by the ``EndKind`` of the engine before. last_reason: why the last
+        one ended, also while its successor serves.
+    is_draining: it takes no new requests, and may finish those it has. is_migrating: nor may it do that: clients let
+        everything it has go on elsewhere. Both while it is still a member, which ends once it is LEAVING.
+    """
+
+    engine_id: EngineId
+    state: ReplicaState
+    reason: str = ""
+    node: str = ""
+    restarts: dict[str, int] = {}
+    last_reason: str = ""
+    is_draining: bool = False
+    is_migrating: bool = False
+
+
+def replicas_by_rank(replicas: Iterable[ReplicaInfo]) -> dict[int, ReplicaInfo]:
+    """Return the replicas by rank."""
+    return {replica.engine_id.rank: replica for replica in replicas}
+
+
+def has_ended(engine_id: EngineId, replica: ReplicaInfo | None) -> bool:
+    """Tell whether an engine's host has confirmed that it is gone.
+
+    replica: of its rank, as the supervisor reported it; None when there is none any more.
+    """
+    if replica is None or replica.engine_id.incarnation > engine_id.incarnation:
+        return True
+    return replica.engine_id == engine_id and replica.state is ReplicaState.DEAD
+
+
+def any_has_ended(engine_ids: Iterable[EngineId], replicas: Mapping[int, ReplicaInfo]) -> bool:
+    """Tell whether the host of any of these engines has confirmed that it is gone.
+
+    replicas: by rank. Empty says nothing of anybody: the coordinator has not heard them yet.
+    """
+    return bool(replicas) and any(has_ended(engine_id, replicas.get(engine_id.rank)) for engine_id in engine_ids)
+
+
+class Suspect(Struct, array_like=True, frozen=True):
+    """An engine that gives no sign of progress: it gets no new picks.
+
+    is_hung: the stall limit has passed; its host shall kill it. reason: one sentence. for_s: seconds without a sign.
+    is_silent: nothing is heard of it at all; else it reports, but its steps do not end.
+    """
+
+    engine_id: EngineId
+    is_hung: bool
+    reason: str
+    for_s: float
+    is_silent: bool = False
