@@ -58,7 +58,7 @@ class Rules(Outlook):
         return world
 
     def _replica(self, world: World, engine_id: EngineId, *, is_loaded: bool) -> None:
-        world.num_seats = max(world.num_seats, engine_id.rank + 1)
+        world.num_replicas = max(world.num_replicas, engine_id.rank + 1)
         world.replicas = {**world.replicas, engine_id.rank: ReplicaInfo(engine_id, ReplicaState.ALIVE)}
         world.ranks[engine_id.rank] = Rank(
             engine_id, self.member(engine_id), is_loaded=is_loaded, seen=world.num_states - 2
@@ -331,12 +331,12 @@ class Rules(Outlook):
         world.replicas = {**world.replicas, rank: replace(world.replicas[rank], state=ReplicaState.DEAD)}
 
     def _on_replacement(self, world: World, rank: int, _way: int) -> None:
-        world.spend("refills")
+        world.spend("replacements")
         self._replica(world, EngineId(rank, world.replicas[rank].engine_id.incarnation + 1), is_loaded=False)
 
-    def _on_wish(self, world: World, _rank: int, _way: int) -> None:
+    def _on_firstreq(self, world: World, _rank: int, _way: int) -> None:
         """Let a client ask for the next wave, whether or not its request arrives anywhere."""
-        world.spend("wishes")
+        world.spend("firstreqs")
         group = world.own_coordinator().group
         if group.on_first_request(group.waves.started + 1):
             self.publish(world)
@@ -347,7 +347,7 @@ class Rules(Outlook):
 
     def _on_join(self, world: World, _rank: int, _way: int) -> None:
         world.spend("joins")
-        self._replica(world, EngineId(world.num_seats, 1), is_loaded=False)
+        self._replica(world, EngineId(world.num_replicas, 1), is_loaded=False)
 
     def _on_load(self, world: World, rank: int, _way: int) -> None:
         it = world.own_rank(rank)

@@ -304,9 +304,9 @@ GROUPS: dict[str, Callable[..., LockstepGroup]] = {
     "all must be ready": CommitsWithTheFirst,
     "one change at a time": PlansInTheMiddle,
     "too few are not planned": PlansForTooFew,
-    "the first group waits for every seat": FormsWithTheFirst,
+    "the first group waits for every replica": FormsWithTheFirst,
     "a leaver with sequences stays": LetsBusyLeaversGo,
-    "a wish to rebalance stands until it is in force": WishesOnce,
+    "a rebalance request stands until it is in force": WishesOnce,
     "a proposal is repeated": RepeatsNoProposals,
     "a commit is repeated until all step in it": RepeatsNoCommits,
     "a wave is repeated until all have seen it": RepeatsNoWaves,
@@ -316,7 +316,7 @@ GROUPS: dict[str, Callable[..., LockstepGroup]] = {
     "waves of predecessors count": with_waves(ForgetsRunningWaves),
     "who is behind has not seen the newest wave yet": with_waves(WakesAgainAndAgain),
     "who runs is not woken": with_waves(WakesTheRunning),
-    "a wish for a wave counts when all rest": with_waves(GrantsEveryWish),
+    "a request for a wave counts when all rest": with_waves(GrantsEveryWish),
 }
 
 REPLICAS: dict[str, type[Rules]] = {

@@ -23,7 +23,7 @@ class Outlook:
         """Yield everything that can happen next."""
         yield from self.faults(world)
         if self.has_news(world):
-            yield ("seats", -1, 0)
+            yield ("replicas", -1, 0)
         for rank, it in world.ranks.items():
             yield from self.of_rank(world, rank, it)
         for rank, mail in world.mail.items():
@@ -44,8 +44,8 @@ class Outlook:
             yield ("join", -1, 0)
         if budget.rebalances:
             yield ("rebalance", -1, 0)
-        if budget.wishes and world.coordinator.settings % 2 == 0:
-            yield ("wish", -1, 0)
+        if budget.firstreqs and world.coordinator.settings % 2 == 0:
+            yield ("firstreq", -1, 0)
         for rank, it in world.ranks.items():
             if budget.requests and it.is_loaded and not it.has_work:
                 yield ("request", rank, 0)
@@ -63,7 +63,7 @@ class Outlook:
         if budget.replacements:
             for rank, replica in world.replicas.items():
                 if replica.state is ReplicaState.DEAD:
-                    yield ("refill", rank, 0)
+                    yield ("replacement", rank, 0)
 
     def of_rank(self, world: World, rank: int, it: Rank) -> Iterator[Event]:
         if not it.is_loaded:

@@ -49,7 +49,7 @@ SMALL = [
     Scenario(3, Budget(), is_formed=False),
     Scenario(2, Budget(requests=1), repeats=True, is_calm=True),
     Scenario(2, Budget(requests=2), is_calm=True),
-    Scenario(2, Budget(requests=1, wishes=1), is_calm=True),
+    Scenario(2, Budget(requests=1, firstreqs=1), is_calm=True),
     Scenario(3, Budget(requests=1), is_calm=True),
     Scenario(2, Budget(restarts=1), is_calm=True),
     Scenario(2, Budget(rebalances=1), is_calm=True),
@@ -107,7 +107,7 @@ def random_walk(seed: int, max_ranks: int) -> Walk:
         restarts=dice.choice([0, 0, 1, 2]),
         failures=dice.choice([0, 0, 1, 2]),
         rebalances=dice.choice([0, 0, 1]),
-        wishes=dice.choice([0, 0, 1]),
+        firstreqs=dice.choice([0, 0, 1]),
         returns=dice.choice([0, 0, 1, 2]),
         cuts=dice.choice([0, 0, 0, 1]),
     )

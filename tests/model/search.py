@@ -80,10 +80,10 @@ _WEIGHTS = {
     "rebalance": 1,
     "die": 1,
     "fail": 2,
-    "refill": 2,
+    "replacement": 2,
     "request": 3,
     "finish": 3,
-    "wish": 2,
+    "firstreq": 2,
 }
 _USUAL = 8
 

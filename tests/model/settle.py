@@ -81,7 +81,7 @@ class Settler:
                 rules.happen(world, ("confirm", rank, 0))
         self._replace(world)
         if rules.has_news(world):
-            rules.happen(world, ("seats", -1, 0))
+            rules.happen(world, ("replicas", -1, 0))
         self._report(world)
         if self._are_lost and not world.coordinator.group.is_observed:
             rules.publish(world)
@@ -101,7 +101,7 @@ class Settler:
         if sum(replica.state is not ReplicaState.DEAD for _, replica in replicas) < self._rules.min_size:
             for rank in [rank for rank, replica in replicas if replica.state is ReplicaState.DEAD]:
                 world.budget = world.budget._replace(replacements=world.budget.replacements + 1)
-                self._rules.happen(world, ("refill", rank, 0))
+                self._rules.happen(world, ("replacement", rank, 0))
 
     def _report(self, world: World) -> None:
         for rank, it in sorted(world.ranks.items()):

@@ -20,10 +20,10 @@ from tests.model.world import Budget, ViolationError, World
 
 _PLENTY = Budget(*[9] * len(Budget._fields))
 
-_NEWCOMER = "say0 hear0 join load1 seats say1 hear1 get0 get1 meet0 meet1 say0 say1 "
+_NEWCOMER = "say0 hear0 join load1 replicas say1 hear1 get0 get1 meet0 meet1 say0 say1 "
 _STEP = "take0 take1 take0 take1 "  # of ranks 0 and 1, with tokens: the exchange, then the layers
 _STEP_OF_3 = "take0 take1 take2 take0 take1 take2 "
-_READY = "rebalance seats get0 get1 request1 say0 say1 hear0 hear1 get0 get1 meet0 meet1 " + _STEP
+_READY = "rebalance replicas get0 get1 request1 say0 say1 hear0 hear1 get0 get1 meet0 meet1 " + _STEP
 
 
 class Shown(NamedTuple):
@@ -66,10 +66,10 @@ SHOWN = {
     "only consensus ends a wave": Shown(3, "request2", calm=True),
     "who rests having seen a newer wave goes straight on": Shown(
         3,
-        "request0 say0 say1 say2 hear1 hear2 hear0 cordon2 seats get0 get1 get2 "
+        "request0 say0 say1 say2 hear1 hear2 hear0 cordon2 replicas get0 get1 get2 "
         + (_STEP_OF_3 + "meet0 meet1 say0 say1 hear0 hear1 ")
         + (_STEP_OF_3 + "say0 say1 hear0 hear1 get0 get1 get2 ")
-        + (_STEP_OF_3 * 2 + "say0 say1 hear0 hear1 restore2 seats say2 hear2 get0 get1 get2 ")
+        + (_STEP_OF_3 * 2 + "say0 say1 hear0 hear1 restore2 replicas say2 hear2 get0 get1 get2 ")
         + (_STEP + "meet0 meet1 meet2 ")
         + (_STEP + "say0 say1 say2 hear2 hear0 hear1 get0 ")
         + "take0 take1 take0* take1 take0 take1",
@@ -77,7 +77,7 @@ SHOWN = {
     "nobody rests where the group switches": Shown(2, "join", mail_depth=2),
     "the highest wave of an exchange is everybody's": Shown(
         3,
-        "join load3 seats request1 say1 say3 hear3 hear1 get0 get1 get3 get2-1 meet2 get2 take0",
+        "join load3 replicas request1 say1 say3 hear3 hear1 get0 get1 get3 get2-1 meet2 get2 take0",
         calm=True,
         min_size=2,
     ),
@@ -86,24 +86,26 @@ SHOWN = {
     "a member has seen a commit only when it is ready": Shown(
         2,
         _READY
-        + "say0 say1 hear0 hear1 restart seats say0 say1 get0-2 "
+        + "say0 say1 hear0 hear1 restart replicas say0 say1 get0-2 "
         + (_STEP + "hear0 hear1 get0 get1-4 " + _STEP * 2),
     ),
     "a leaver has seen a commit without being ready": Shown(3, "cordon2"),
     "a new attempt makes the rank unready for the one before": Shown(
-        3, "cordon2 seats get0 get1 meet0 say0 meet1 hear0 say1 hear1 get1 break1*", repeats=True, min_size=2
+        3, "cordon2 replicas get0 get1 meet0 say0 meet1 hear0 say1 hear1 get1 break1*", repeats=True, min_size=2
     ),
-    "a newer proposal is prepared though another was begun": Shown(3, "cordon2 seats get1 die2", mail_depth=2),
+    "a newer proposal is prepared though another was begun": Shown(3, "cordon2 replicas get1 die2", mail_depth=2),
     "who rests parks too": Shown(3, "die2*"),
     "a parked rank installs on sight": Shown(3, "die0*"),
     "a joiner installs on sight": Shown(3, "", loaded=True),
     "who steps in a group switches only at a step": Shown(
-        3, "rebalance seats request0 get2 get0 get1 meet0", calm=True, repeats=True, mail_depth=2
+        3, "rebalance replicas request0 get2 get0 get1 meet0", calm=True, repeats=True, mail_depth=2
     ),
     "a group starts running": Shown(3, "request2 die0 cordon1 join", repeats=True, mail_depth=2),
     "a broken exchange parks": Shown(3, "die0*"),
     "a rank says which group it let go of": Shown(
-        2, "rebalance pause pause seats get1 get0 meet0 say0 request1 hear0 meet1 say1 hear1 get0 break0*", mail_depth=2
+        2,
+        "rebalance pause pause replicas get1 get0 meet0 say0 request1 hear0 meet1 say1 hear1 get0 break0*",
+        mail_depth=2,
     ),
     "a rank does not run again in a wave that ended": Shown(3, "request2", calm=True),
     "a rank leaves a collective of a group that is over": Shown(
@@ -111,7 +113,7 @@ SHOWN = {
     ),
     "a planned proposal ends the groups before the committed one": Shown(
         2,
-        "say0 hear0 cordon1 seats get0 meet0 say0 request1 request0 say1 hear1 hear0 get0 get1-1 break0* restore1",
+        "say0 hear0 cordon1 replicas get0 meet0 say0 request1 request0 say1 hear1 hear0 get0 get1-1 break0* restore1",
     ),
     "a rank leaves a group with a dead member": Shown(2, "die1*", mail_depth=2, min_size=2),
     # the coordinator
@@ -121,33 +123,35 @@ SHOWN = {
     "who was confirmed dead is dead": Shown(3, "die0*"),
     "a parked member breaks the group": Shown(2, "request0 say0 hear0 get1 break1*", mail_depth=2),
     "a member that is elsewhere breaks the group": Shown(
-        2, "die0* confirm0 seats get1 meet1 refill0 say1 hear1 get0 restart", mail_depth=2
+        2, "die0* confirm0 replicas get1 meet1 replacement0 say1 hear1 get0 restart", mail_depth=2
     ),
     "who waits in a group that somebody let go of breaks the group": Shown(
-        2, "rebalance pause pause seats get1 get0 meet0 say0 request1 hear0 meet1 say1 hear1 get0 break0*", mail_depth=2
+        2,
+        "rebalance pause pause replicas get1 get0 meet0 say0 request1 hear0 meet1 say1 hear1 get0 break0*",
+        mail_depth=2,
     ),
-    "a further death voids a direct proposal": Shown(3, "die1* confirm1 seats die2"),
-    "a failed preparation voids a direct proposal": Shown(3, "die2 confirm2 seats get1 fail1*"),
+    "a further death voids a direct proposal": Shown(3, "die1* confirm1 replicas die2"),
+    "a failed preparation voids a direct proposal": Shown(3, "die2 confirm2 replicas get1 fail1*"),
     "healing goes before scaling": Shown(2, "request0 say0 hear0 get0 rebalance break0*", mail_depth=2, min_size=2),
     "too few are not called": Shown(2, "die1", min_size=2),
-    "a direct proposal of too few is void": Shown(2, "die1 confirm1 seats die0*", mail_depth=2),
+    "a direct proposal of too few is void": Shown(2, "die1 confirm1 replicas die0*", mail_depth=2),
     "where a group broke nobody hands over experts": Shown(
-        2, "die0* confirm0 seats get1 meet1 refill0 say1 hear1 get0 restart", mail_depth=2
+        2, "die0* confirm0 replicas get1 meet1 replacement0 say1 hear1 get0 restart", mail_depth=2
     ),
-    "a failed preparation voids its proposal": Shown(3, "cordon2 seats get1 fail1*", repeats=True, min_size=2),
-    "a planned proposal ends with a death": Shown(2, "rebalance seats die1*", mail_depth=2, min_size=2),
+    "a failed preparation voids its proposal": Shown(3, "cordon2 replicas get1 fail1*", repeats=True, min_size=2),
+    "a planned proposal ends with a death": Shown(2, "rebalance replicas die1*", mail_depth=2, min_size=2),
     "a planned proposal ends with a newcomer that is to go": Shown(
-        1, _NEWCOMER + "cordon1 seats hear1 go1 hear0", calm=True
+        1, _NEWCOMER + "cordon1 replicas hear1 go1 hear0", calm=True
     ),
     "all must be ready": Shown(3, "", loaded=True, calm=True),
     "one change at a time": Shown(2, "die0* die1*", mail_depth=2),
-    "too few are not planned": Shown(2, "say0 hear0 cordon1 seats get0 meet0 say0 hear0", min_size=2),
-    "a wish to rebalance stands until it is in force": Shown(2, "die0* rebalance"),
-    "a proposal is repeated": Shown(3, "cordon2 seats"),
-    "a commit is repeated until all step in it": Shown(2, "die1* confirm1 seats get0 meet0 say0 hear0"),
-    "a wave is repeated until all have seen it": Shown(2, "say0 hear0 wish", min_size=2),
+    "too few are not planned": Shown(2, "say0 hear0 cordon1 replicas get0 meet0 say0 hear0", min_size=2),
+    "a rebalance request stands until it is in force": Shown(2, "die0* rebalance"),
+    "a proposal is repeated": Shown(3, "cordon2 replicas"),
+    "a commit is repeated until all step in it": Shown(2, "die1* confirm1 replicas get0 meet0 say0 hear0"),
+    "a wave is repeated until all have seen it": Shown(2, "say0 hear0 firstreq", min_size=2),
     "a death is repeated until nobody waits for the dead": Shown(
-        2, "say0 hear0 wish get0 say0 hear0 cordon0 join die1* confirm1 seats", min_size=2
+        2, "say0 hear0 firstreq get0 say0 hear0 cordon0 join die1* confirm1 replicas", min_size=2
     ),
     "who rests in an old group is woken": Shown(2, "join", mail_depth=2),
     "who rests with work is woken": Shown(3, "request2", calm=True),
@@ -195,7 +199,7 @@ SAVED = {
         "epochs",
         Shown(
             2,
-            "rebalance seats get0 get1 meet0 meet1 say0 say1 hear0 hear1 restart seats say0 say1 get0-2 get1-2 "
+            "rebalance replicas get0 get1 meet0 meet1 say0 say1 hear0 hear1 restart replicas say0 say1 get0-2 get1-2 "
             "hear0 hear1",
         ),
     ),
@@ -204,24 +208,24 @@ SAVED = {
         Shown(
             2,
             _READY
-            + "say0 say1 hear0 hear1 restart seats get0-2 "
+            + "say0 say1 hear0 hear1 restart replicas get0-2 "
             + (_STEP + "get0 " + _STEP)
             + "say0 say1 hear0 hear1",
         ),
     ),
     "a group starts in the newest wave seen": ("collectives", Shown(2, "", loaded=True)),
-    "the first group waits for every seat": ("epochs", Shown(2, "seats say0 hear0", loaded=True)),
+    "the first group waits for every replica": ("epochs", Shown(2, "replicas say0 hear0", loaded=True)),
     "a leaver with sequences stays": (
         "moved",
         Shown(
             2,
-            "say0 hear0 request1 say1 hear1 cordon1 seats get0 get1 meet0 "
+            "say0 hear0 request1 say1 hear1 cordon1 replicas get0 get1 meet0 "
             + (_STEP + "say0 hear0 get0 get1 " + _STEP * 2),
         ),
     ),
     "who is behind has not seen the newest wave yet": ("waves", Shown(3, "request0 say0 hear0 request1 say1 hear1")),
     "who runs is not woken": ("waves", Shown(2, "request0 say0 hear0 get0 get1 say0 hear0 say1 hear1")),
-    "a wish for a wave counts when all rest": ("waves", Shown(2, "request0 say0 hear0 get0 say0 hear0 wish")),
+    "a request for a wave counts when all rest": ("waves", Shown(2, "request0 say0 hear0 get0 say0 hear0 firstreq")),
 }
 
 

@@ -26,7 +26,7 @@ class Budget(NamedTuple):
     restarts: int = 0
     failures: int = 0
     rebalances: int = 0
-    wishes: int = 0
+    firstreqs: int = 0
     returns: int = 0
     cuts: int = 0
 
@@ -34,7 +34,7 @@ class Budget(NamedTuple):
 class World:
     """Everything.
 
-    ranks: processes that live, by rank. replicas: what the supervisor knows, by rank; num_seats: ever had.
+    ranks: processes that live, by rank. replicas: what the supervisor knows, by rank; num_replicas: ever had.
     states: those that somebody may still get, by number. mail: by rank, reports on the way, the newest last.
     epochs: what each number named, for good; epochs_of: by rank, those that name it, each with the incarnation.
     committed: those that were ever put in force. settings: how often the operator has paused and resumed.
@@ -49,7 +49,7 @@ class World:
         "epochs_of",
         "groups",
         "mail",
-        "num_seats",
+        "num_replicas",
         "num_states",
         "ranks",
         "rebalances",
@@ -62,7 +62,7 @@ class World:
         self.ranks: dict[int, Rank] = {}
         self.coordinator = coordinator
         self.replicas: dict[int, ReplicaInfo] = {}
-        self.num_seats = 0
+        self.num_replicas = 0
         self.settings = 0
         self.rebalances = 0
         self.budget = budget
@@ -80,7 +80,7 @@ class World:
         copied.ranks = dict(self.ranks)
         copied.coordinator = self.coordinator
         copied.replicas = self.replicas
-        copied.num_seats = self.num_seats
+        copied.num_replicas = self.num_replicas
         copied.settings = self.settings
         copied.rebalances = self.rebalances
         copied.budget = self.budget
