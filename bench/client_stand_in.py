@@ -12,21 +12,21 @@ from msgspec import Struct
 
 from engine.wire.codec import channel_decoder, encode
 from engine.wire.ids import EngineId
+from engine.wire.load import Load
 from engine.wire.messages import (
     LOAD_TOPIC,
     AddRequest,
     ClientInfo,
     EngineCoreOutput,
     EngineCoreOutputs,
-    EnginePhase,
     EngineReady,
     EngineReport,
     FinishReason,
-    Load,
     LoadSnapshot,
 )
 from engine.wire.process import die_with_parent, read_spec
 from engine.wire.sockets import bind, connect, make_socket, send_nowait
+from engine.wire.states import EnginePhase
 
 BUILD_ID = "bench"
 CONFIG_HASH = "bench"

@@ -142,8 +142,8 @@ async def _wait_calm(load: SteadyLoad, figures: Figures) -> None:
     figures.steps.append(load.normal_gap_s(*window))
 
 
-async def _scale(client: httpx.AsyncClient, load: SteadyLoad, figures: Figures, way: str, **wish: Any) -> None:
-    operation = (await client.post("/v1/cluster/scale", json=wish)).raise_for_status().json()
+async def _scale(client: httpx.AsyncClient, load: SteadyLoad, figures: Figures, way: str, **request: Any) -> None:
+    operation = (await client.post("/v1/cluster/scale", json=request)).raise_for_status().json()
     began_at = time.monotonic() - operation["elapsed_s"]
     while operation["status"] == "running":
         await asyncio.sleep(_POLL_S)

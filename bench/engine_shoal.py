@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bench.engine_loads import Load
-from engine.config import ModelConfig, SchedulerConfig
+from engine.config.engine_config import ModelConfig, SchedulerConfig
 from engine.core.native import NativeCore
 from engine.runner import torch_runner
 from engine.runner.sampler import Sampler

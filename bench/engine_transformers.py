@@ -6,7 +6,7 @@ import torch
 from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig
 
 from bench.engine_loads import Load
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.model.loader import load_model
 
 PADDED_BATCH = 32

@@ -18,12 +18,13 @@ from typing import Any
 import msgspec
 
 from client.config import ClientConfig
-from engine.config import EngineConfig, EngineKind, EngineSpec, SimConfig
+from engine.config.engine_config import EngineConfig, EngineKind, SimConfig
+from engine.config.engine_spec import EngineSpec
 from engine.wire.build import build_id, config_hash
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.process import child_environment
 from engine.wire.sockets import ipc_endpoint
-from lb.config import CoordinatorSpec
+from lb.coordinator.config import CoordinatorSpec
 from metrics.memory import StatsMemory
 from orchestrator.api.config import ApiSpec
 

@@ -19,7 +19,8 @@ from bench.rank_kills import Kill, KillRound, StateChannel, in_ms, longest_gap, 
 from bench.report import Row, finish, parse_arguments
 from bench.served import Served, served, short_folder
 from engine.wire.ids import EngineId
-from engine.wire.messages import GroupState, ReplicaState
+from engine.wire.messages import GroupState
+from engine.wire.states import ReplicaState
 
 NUM_RANKS = 4
 STREAMS_PER_RANK = 16

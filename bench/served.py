@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator.run_dir import live_runs
+from orchestrator.supervisor.run_dir import live_runs
 
 _START_S = 120.0
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from engine.wire.ids import ClientId, EngineId, RequestIds
 from engine.wire.messages import AddRequest, EngineCoreOutputs
-from lb.views import EngineView
+from lb.views.engine_view import EngineView
 
 
 class EngineCoreClient(ABC):

@@ -14,8 +14,8 @@ from client.sender import Sender
 from client.sequences import MigrationReason, Sequences
 from engine.wire.ids import EngineId
 from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, ErrorKind, FinishReason
-from lb.ledger import EngineLedger
-from lb.picker import RotatingPicker, only_rank
+from lb.routing.ledger import EngineLedger
+from lb.routing.picker import RotatingPicker, only_rank
 
 
 class Dispatcher:

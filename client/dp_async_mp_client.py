@@ -13,21 +13,15 @@ from client.inbox import Death
 from client.mailbox import Mailbox
 from client.tasks import loop_is_running, whenever_filled
 from engine.wire.codec import state_decoder
+from engine.wire.control import ClusterSettings
 from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import EngineId
-from engine.wire.messages import (
-    ClusterSettings,
-    EnginePhase,
-    EngineReport,
-    GroupState,
-    LoadSnapshot,
-    ReplicaInfo,
-    ReplicaState,
-)
-from engine.wire.replicas import replicas_by_rank
+from engine.wire.messages import EngineReport, GroupState, LoadSnapshot
+from engine.wire.replicas import ReplicaInfo, replicas_by_rank
 from engine.wire.sockets import AsyncReceiver, Frames
-from lb.group_view import GroupView, view_group
-from lb.totals import RankTotals
+from engine.wire.states import EnginePhase, ReplicaState
+from lb.views.group_view import GroupView, view_group
+from lb.views.totals import RankTotals
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +113,7 @@ class DPAsyncMPClient(AsyncMPClient):
         try:
             state = self._state_decoder.decode_frames(frames[1:])
         except MalformedMessageError as error:
-            self._drop_counter.drop("malformed_states", "the state line", str(error))
+            self._drop_counter.drop("malformed_states", "the state channel", str(error))
             return
         order = (state.generation, state.seq)
         if isinstance(state, GroupState):
@@ -158,9 +152,9 @@ class DPAsyncMPClient(AsyncMPClient):
         for engine_id in self._connections:
             replica = self._replicas.get(engine_id.rank)
             if replica is not None and replica.engine_id.incarnation > engine_id.incarnation:
-                deaths.append((engine_id, f"{replica.engine_id} took its seat"))
+                deaths.append((engine_id, f"{replica.engine_id} replaced it"))
             elif replica is None and self._replicas:  # no replicas at all: the supervisor was not heard yet
-                deaths.append((engine_id, "its seat was removed"))
+                deaths.append((engine_id, "its replica was removed"))
         return [(engine_id, reason) for engine_id, reason in deaths if engine_id not in self._gone]
 
     def _on_unknown_engine_died(self, engine_id: EngineId, reason: str) -> None:

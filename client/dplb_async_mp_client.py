@@ -13,9 +13,9 @@ from client.views import make_views
 from engine.wire.errors import EngineDeadError
 from engine.wire.ids import EngineId
 from engine.wire.messages import AddRequest, EngineCoreOutputs, GroupState
-from lb.picker import RotatingPicker
-from lb.totals import RankTotals
-from lb.views import EngineView
+from lb.routing.picker import RotatingPicker
+from lb.views.engine_view import EngineView
+from lb.views.totals import RankTotals
 
 _NO_ENGINE = EngineId(0, 0)
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from client.engine_connection import EngineConnection
 from engine.wire.messages import AddRequest
-from lb.ledger import LedgerEntry
+from lb.routing.ledger import LedgerEntry
 
 
 class TokenCount:

@@ -19,17 +19,11 @@ from client.thread_to_loop_queue import ThreadToLoopQueue
 from client.utility_calls import UtilityCalls, gather_ranks
 from client.views import make_views
 from engine.wire.ids import ClientId, EngineId, RequestIds
-from engine.wire.messages import (
-    AddRequest,
-    ChannelMessage,
-    EngineCoreOutputs,
-    EngineReady,
-    UtilityRequest,
-)
+from engine.wire.messages import AddRequest, ChannelMessage, EngineCoreOutputs, EngineReady, UtilityRequest
 from engine.wire.sockets import SendOutcome
-from lb.picker import RotatingPicker
-from lb.totals import RankTotals
-from lb.views import EngineView
+from lb.routing.picker import RotatingPicker
+from lb.views.engine_view import EngineView
+from lb.views.totals import RankTotals
 
 MakeCore = Callable[[EngineId], tuple[EngineReady, Core]]
 """Loads one rank, in the thread that makes the client."""

@@ -7,7 +7,7 @@ from itertools import chain
 from client.config import MigrationConfig
 from client.in_flight import InFlight
 from engine.wire.ids import EngineId
-from lb.ledger import EngineLedger
+from lb.routing.ledger import EngineLedger
 
 TOKENS_PER_LOAD_UNIT = 512
 """So many tokens to compute anew weigh as one more sequence when moves are spread: about one step's prefill."""

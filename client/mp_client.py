@@ -137,7 +137,7 @@ class MPClient(EngineCoreClient):
             connection for connection in self._connections.values() if connection.engine_id.rank == engine_id.rank
         ]:
             again = old.engine_id == engine_id
-            self._close_connection(old, "it began anew" if again else f"{engine_id} took its seat", forget=again)
+            self._close_connection(old, "it began anew" if again else f"{engine_id} replaced it", forget=again)
         connection = EngineConnection(ready, time.monotonic())
         self._connections[engine_id] = connection
         for refused in [other for other in self._refused if other.rank == engine_id.rank]:
@@ -198,7 +198,7 @@ class MPClient(EngineCoreClient):
             outputs = self._output_decoder.decode_frames(frames)
         except MalformedMessageError as error:
             # A PULL does not say who sent it: all strangers are one peer.
-            self._drop_counter.drop("malformed_outputs", "the output line", str(error))
+            self._drop_counter.drop("malformed_outputs", "the output channel", str(error))
             return None
         connection = self._connections.get(outputs.engine_id)
         if outputs.client_id != self.client_id:

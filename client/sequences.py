@@ -10,7 +10,7 @@ from client.migrations import MigrationQueue
 from client.sender import Sender
 from engine.wire.ids import EngineId
 from engine.wire.messages import AbortRequest, AddRequest, EngineCoreOutput, ErrorKind, FinishReason
-from lb.ledger import EngineLedger
+from lb.routing.ledger import EngineLedger
 
 UNKNOWN_POSITION = -1
 """``first_position`` of an end that the client made itself."""

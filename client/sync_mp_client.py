@@ -11,7 +11,7 @@ from client.loop_thread import LoopThread
 from client.sync_outputs import SyncOutputs
 from engine.wire.ids import EngineId
 from engine.wire.messages import AddRequest, EngineCoreOutputs
-from lb.views import EngineView
+from lb.views.engine_view import EngineView
 
 T = TypeVar("T")
 

@@ -4,9 +4,11 @@ from collections.abc import Iterable, Mapping
 
 from client.engine_connection import EngineConnection
 from engine.wire.ids import EngineId
-from engine.wire.messages import EngineReport, ReplicaInfo
-from lb.totals import RankTotals
-from lb.views import EngineState, EngineView
+from engine.wire.messages import EngineReport
+from engine.wire.replicas import ReplicaInfo
+from engine.wire.states import EngineState
+from lb.views.engine_view import EngineView
+from lb.views.totals import RankTotals
 
 
 def make_views(

@@ -4,11 +4,11 @@ import socket
 
 import msgspec
 
-from engine.config import EngineConfig, EngineKind
+from engine.config.engine_config import EngineConfig, EngineKind
 from engine.core.lockstep import LockstepCore, LockstepRunner
 from engine.core.native import NativeCore
-from engine.core.protocol import EngineCore, OnProgress, Runner
 from engine.core.ready import describe
+from engine.interfaces.engine_core import EngineCore, OnProgress, Runner
 from engine.sim.runner import SimRunner
 from engine.wire.build import build_id, config_hash
 from engine.wire.ids import EngineId

@@ -8,7 +8,8 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from engine.config import EngineKind, EngineSpec
+from engine.config.engine_config import EngineKind
+from engine.config.engine_spec import EngineSpec
 from engine.loading import load_core
 from engine.proc.proc import EngineCoreProc
 from engine.wire.build import build_id

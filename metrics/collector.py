@@ -9,11 +9,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from engine.wire.build import build_id
-from engine.wire.messages import EnginePhase, Load
+from engine.wire.load import Load
 from engine.wire.replicas import EndKind
-from lb.group_view import GroupView, experts_of
-from lb.totals import Totals
-from lb.views import EngineState, EngineView
+from engine.wire.states import EnginePhase, EngineState
+from lb.views.engine_view import EngineView
+from lb.views.group_view import GroupView, experts_of
+from lb.views.totals import Totals
 from metrics.deployment import ApiServerView, DeploymentReading
 from metrics.histogram import Histogram
 from metrics.stats import RankStats, ServingStats
@@ -267,7 +268,7 @@ def _whole_totals(stats: ServingStats) -> Iterator[Metric]:
 def _api_servers(servers: Sequence[ApiServerView]) -> Iterator[Metric]:
     """Yield the families by API process; a replica without a process has no more than its count of starts."""
     starts = CounterMetricFamily(
-        "shoal_api_server_starts", "Processes that began in the seat of this API process", labels=_API_SERVER
+        "shoal_api_server_starts", "Processes that were started as this API process", labels=_API_SERVER
     )
     for server in servers:
         starts.add_metric([str(server.index)], server.num_starts)

@@ -5,8 +5,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lb.totals import EXPERTS, NOTHING_COUNTED, RANKS, Totals, totals_in
-from lb.views import EngineState, EngineView
+from engine.wire.states import EngineState
+from lb.views.engine_view import EngineView
+from lb.views.totals import EXPERTS, NOTHING_COUNTED, RANKS, Totals, totals_in
 from metrics.memory import StatsMemory
 from metrics.shared_counters import Numbers, PrivateCounters, Reading, SharedCounters, add_up, read_counters
 from metrics.shared_status import StatusRow

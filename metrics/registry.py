@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from lb.group_view import GroupView
-from lb.views import EngineView
+from lb.views.engine_view import EngineView
+from lb.views.group_view import GroupView
 from metrics.collector import ServingCollector
 from metrics.deployment import DeploymentReading
 

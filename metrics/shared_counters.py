@@ -28,7 +28,7 @@ class Counters(Protocol):
 
 
 class PrivateCounters:
-    """Cells of this process alone. runs: name -> numbers to begin with."""
+    """Counters of this process alone. runs: name -> numbers to begin with."""
 
     def __init__(self, runs: Reading | None = None) -> None:
         self._runs = {} if runs is None else runs
@@ -43,7 +43,7 @@ class PrivateCounters:
 
 
 class SharedCounters:
-    """Cells in the memory of a descriptor that ``make_shared_memory`` made. One process writes at a time.
+    """Counters in the memory of a descriptor that ``make_shared_memory`` made. One process writes at a time.
 
     Whoever writes after a process that was killed goes on with its numbers. A number lies at a multiple of its size and
     is read and written in one piece, so nobody sees half of one; two numbers are not of one moment. A record counts

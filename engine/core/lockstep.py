@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core.native import NativeCore
-from engine.core.protocol import Runner
-from engine.scheduler.plan import Sample, StepPlan
+from engine.interfaces.engine_core import Runner
+from engine.interfaces.plan import Sample, StepPlan
 
 
 class LockstepRunner(Runner, Protocol):

@@ -6,18 +6,19 @@ from typing import Any
 
 import msgspec
 
-from engine.config import SchedulerConfig
-from engine.core.protocol import OnProgress, Runner, RunnerLimits
+from engine.config.engine_config import SchedulerConfig
 from engine.core.validation import find_fault
-from engine.scheduler.plan import Sample, SequenceKey, SequenceState, StepPlan
+from engine.interfaces.engine_core import OnProgress, Runner, RunnerLimits
+from engine.interfaces.plan import Sample, SequenceKey, SequenceState, StepPlan
 from engine.scheduler.scheduler import Scheduler
 from engine.wire.errors import UnknownMethodError
 from engine.wire.ids import ClientId
-from engine.wire.messages import AddRequest, EngineCoreOutput, Load
+from engine.wire.load import Load
+from engine.wire.messages import AddRequest, EngineCoreOutput
 
 
 class NativeCore:
-    """One rank's engine over any runner; implements ``engine.core.protocol.EngineCore``.
+    """One rank's engine over any runner; implements ``engine.interfaces.engine_core.EngineCore``.
 
     A fault of one request ends that request alone. What ``Runner.run`` raises is a fault of the step and propagates:
     the runner's state is unknown then, and the process must die with last words.
@@ -62,7 +63,7 @@ class NativeCore:
         self._scheduler.free_client(client_id)
 
     def stall_client(self, client_id: ClientId) -> None:
-        """Give the sequences of a client that takes nothing no more compute, seats and blocks."""
+        """Give the sequences of a client that takes nothing no more compute, slots and blocks."""
         self._scheduler.stall_client(client_id)
 
     def resume_client(self, client_id: ClientId) -> None:

@@ -2,8 +2,8 @@
 
 import os
 
-from engine.config import EngineConfig
-from engine.core.protocol import EngineCore
+from engine.config.engine_config import EngineConfig
+from engine.interfaces.engine_core import EngineCore
 from engine.wire.build import config_values
 from engine.wire.ids import EngineId
 from engine.wire.messages import EngineReady

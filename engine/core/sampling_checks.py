@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from engine.core.protocol import RunnerLimits
+from engine.interfaces.engine_core import RunnerLimits
 from engine.wire.sampling import MAX_LOGPROBS, SamplingParams
 
 _MAX_SCORE = 1e6

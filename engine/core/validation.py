@@ -1,7 +1,7 @@
 """Which requests an engine can serve at all. The front-end checks first; this is the engine's own door."""
 
-from engine.core.protocol import RunnerLimits
 from engine.core.sampling_checks import sampling_fault
+from engine.interfaces.engine_core import RunnerLimits
 from engine.wire.messages import AddRequest
 from engine.wire.sampling import EMBEDS_DTYPES
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.model.conversion import unpack, unpacked_weights
 from engine.model.description import describe
 from engine.model.names import ResolvedModel, resolve_model

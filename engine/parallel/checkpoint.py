@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from engine.config import ModelConfig, ParallelConfig
+from engine.config.engine_config import ModelConfig, ParallelConfig
 from engine.model.expert_weights import ExpertCheckpoint
 from engine.model.names import resolve_model
 from engine.model.placement import computes_natively, select_dtype

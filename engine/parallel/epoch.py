@@ -10,8 +10,8 @@ import torch
 from engine.core.lockstep import LockstepRunner
 from engine.parallel.expert_rows import PeerRows
 from engine.parallel.transport import Transport, form_transports
+from engine.wire.control import Membership
 from engine.wire.ids import EngineId
-from engine.wire.messages import Membership
 
 
 @dataclass(frozen=True, slots=True)

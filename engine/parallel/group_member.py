@@ -7,21 +7,13 @@ exchange at the beginning of a step, where all see the same; a rank alone decide
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from engine.parallel.header import StepHeader
+from engine.wire.control import Membership
 from engine.wire.ids import EngineId
-from engine.wire.messages import GroupState, Membership, ReplicaInfo
-from engine.wire.replicas import any_has_ended, replicas_by_rank
-
-
-class LockstepState(Enum):
-    """Where a rank stands. OUTSIDE: in no group, before it joins or after it left. PARKED: its group broke."""
-
-    OUTSIDE = "outside"
-    IDLE = "idle"
-    RUNNING = "running"
-    PARKED = "parked"
+from engine.wire.messages import GroupState
+from engine.wire.replicas import ReplicaInfo, any_has_ended, replicas_by_rank
+from engine.wire.states import LockstepState
 
 
 @dataclass(frozen=True, slots=True)

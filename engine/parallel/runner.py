@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from engine.config import ModelConfig, ParallelConfig, SchedulerConfig
-from engine.core.protocol import RunnerLimits
+from engine.config.engine_config import ModelConfig, ParallelConfig, SchedulerConfig
+from engine.interfaces.engine_core import RunnerLimits
+from engine.interfaces.plan import Sample, StepPlan
 from engine.model.description import describe
 from engine.model.loader import LoadedModel
 from engine.model.placement import select_device
@@ -28,7 +29,6 @@ from engine.parallel.transport import GroupBrokenError, Transport
 from engine.runner.attention import register_attention
 from engine.runner.probe import run_one_token
 from engine.runner.torch_runner import TorchRunner
-from engine.scheduler.plan import Sample, StepPlan
 
 _logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from engine.interfaces.plan import Sample, StepPlan
 from engine.parallel.transport import all_to_all
-from engine.scheduler.plan import Sample, StepPlan
 from engine.sim.runner import SimRunner
 
 

@@ -1,8 +1,10 @@
 """What the coordinator's state means for one engine."""
 
+from engine.wire.control import ClusterSettings
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import ClientInfo, ClusterSettings, GroupState, ReplicaInfo, ReplicaState
-from engine.wire.replicas import has_ended
+from engine.wire.messages import ClientInfo, GroupState
+from engine.wire.replicas import ReplicaInfo, has_ended
+from engine.wire.states import ReplicaState
 
 
 class GroupView:

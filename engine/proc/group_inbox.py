@@ -5,21 +5,15 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.parallel.group_member import DPGroupMember, LockstepState, leaves_below
+from engine.parallel.group_member import DPGroupMember, leaves_below
 from engine.proc.shared import SharedState
+from engine.wire.control import MemberStatus
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, GroupState, MemberStatus, ReplicaInfo
-from engine.wire.replicas import any_has_ended, replicas_by_rank
+from engine.wire.messages import GroupState
+from engine.wire.replicas import ReplicaInfo, any_has_ended, replicas_by_rank
 
 if TYPE_CHECKING:
     from engine.parallel.epoch import EpochGroup
-
-_PHASES = {
-    LockstepState.OUTSIDE: EnginePhase.IDLE,
-    LockstepState.IDLE: EnginePhase.IDLE,
-    LockstepState.RUNNING: EnginePhase.RUNNING,
-    LockstepState.PARKED: EnginePhase.PARKED,
-}
 
 
 class GroupInbox:
@@ -83,7 +77,7 @@ class GroupInbox:
         """Let the next report show where the member stands."""
         self._position = member.epoch, member.peers
         self._shared.show_member(
-            _PHASES[member.lockstep_state],
+            member.lockstep_state.phase,
             epoch=member.epoch,
             ready_epoch=member.ready_epoch,
             max_epoch_seen=member.max_epoch_seen,

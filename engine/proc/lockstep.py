@@ -5,20 +5,21 @@ import threading
 import time
 from collections.abc import Sequence
 
-from engine.config import EngineSpec
+from engine.config.engine_spec import EngineSpec
 from engine.core.lockstep import LockstepCore, LockstepRunner
-from engine.core.protocol import EngineCore
+from engine.interfaces.engine_core import EngineCore
+from engine.interfaces.plan import Sample, StepPlan
 from engine.parallel.epoch import EpochGroup, close_aside, prepare_epoch
-from engine.parallel.group_member import DPGroupMember, LockstepState, StepVerdict
+from engine.parallel.group_member import DPGroupMember, StepVerdict
 from engine.parallel.header import StepHeader, exchange_headers
 from engine.parallel.store import StoreServer
 from engine.parallel.transport import GroupBrokenError
 from engine.proc.group_inbox import GroupInbox
 from engine.proc.own_address import own_address
 from engine.proc.proc import EngineCoreProc
-from engine.scheduler.plan import Sample, StepPlan
+from engine.wire.control import ClusterSettings, Membership
 from engine.wire.errors import EngineDeadError, StartupError
-from engine.wire.messages import ClusterSettings, Membership
+from engine.wire.states import LockstepState
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from engine.core.protocol import EngineCore, OnProgress
-from engine.wire.messages import ClusterSettings, PauseMode
+from engine.interfaces.engine_core import EngineCore, OnProgress
+from engine.wire.control import ClusterSettings, PauseMode
 
 
 @dataclass(frozen=True, slots=True)

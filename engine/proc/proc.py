@@ -8,19 +8,19 @@ from collections.abc import Sequence
 import msgspec
 import zmq
 
-from engine.config import EngineSpec
-from engine.core.protocol import EngineCore
+from engine.config.engine_spec import EngineSpec
 from engine.core.ready import describe
+from engine.interfaces.engine_core import EngineCore
 from engine.proc.input import InputThread
 from engine.proc.mailbox import Mailbox
 from engine.proc.output import OutputThread
 from engine.proc.pause_controller import PauseController
 from engine.proc.report_channel import ReportChannel
 from engine.proc.shared import ClientGone, ClientStalled, Intake, Received, SharedState
+from engine.wire.control import ClusterSettings
 from engine.wire.messages import (
     AbortRequest,
     AddRequest,
-    ClusterSettings,
     EEPNotification,
     EngineCoreOutput,
     EngineReady,

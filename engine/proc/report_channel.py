@@ -6,8 +6,8 @@ from engine.proc.reports import DelayQueue, ReportPacer
 from engine.proc.shared import SharedState
 from engine.wire.codec import encode
 from engine.wire.curve import WireSecurity
-from engine.wire.messages import EnginePhase
 from engine.wire.sockets import connect, make_socket, send_nowait
+from engine.wire.states import EnginePhase
 
 _HIGH_WATER_MARK = 64
 _LINGER_MS = 200

@@ -10,9 +10,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from engine.proc.pause_controller import AppliedSettings
+from engine.wire.control import ClusterSettings
 from engine.wire.errors import EngineDeadError
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import AddRequest, ChannelMessage, ClusterSettings, EnginePhase, EngineReport, Load
+from engine.wire.load import Load
+from engine.wire.messages import AddRequest, ChannelMessage, EngineReport
+from engine.wire.states import EnginePhase
 
 
 @dataclass(frozen=True, slots=True)

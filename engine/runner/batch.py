@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.interfaces.plan import ScheduledChunk, StepPlan
 from engine.runner.embeds import GivenEmbeds, given_embeds
 from engine.runner.keys import DecodeGroup, PrefillChunk, to_device
 from engine.runner.logprobs import scored_positions
-from engine.scheduler.plan import ScheduledChunk, StepPlan
 
 _LEAST_FILLED = 0.75
 """A row that needs less of its group's width than this begins the next group. Measured on a CPU, where padding costs as

@@ -13,7 +13,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(slots=True)
 class _Changes:
-    """Places in the flattened scores, each at most once, and a number for each."""
+    """Positions in the flattened scores, each at most once, and a number for each."""
 
     places: list[Ids] = field(default_factory=list)
     numbers: list[NDArray[np.float32]] = field(default_factory=list)

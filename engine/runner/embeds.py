@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike
 
+from engine.interfaces.plan import ScheduledChunk
 from engine.runner.keys import to_device
-from engine.scheduler.plan import ScheduledChunk
 from engine.wire.tensors import Tensor
 
 _TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

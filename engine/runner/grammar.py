@@ -8,9 +8,9 @@ import torch
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 
+from engine.interfaces.plan import SequenceState
 from engine.runner.fault import Fault
 from engine.runner.grammar_compiler import Compilation, GrammarCompiler
-from engine.scheduler.plan import SequenceState
 from engine.wire.messages import ErrorKind
 
 _MAX_REASON = 300

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from llguidance import LLTokenizer
 
-from engine.config import ModelConfig
+from engine.config.engine_config import ModelConfig
 from engine.model.export import export
 from engine.model.names import ResolvedModel, resolve_model
 from engine.model.tokenizer_files import TOKENIZER_FILE, ExportSpec, ModelInfo, tokenizer_folder

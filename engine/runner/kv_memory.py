@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.runner.kv_cache import LayerShape, PagedKVCache
 from engine.wire.errors import StartupError
 

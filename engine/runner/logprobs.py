@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.scheduler.plan import ScheduledChunk, SequenceState, StepPlan
+from engine.interfaces.plan import ScheduledChunk, SequenceState, StepPlan
 from engine.wire.logprobs import Logprobs
 
 _ROWS_AT_ONCE = 64

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.scheduler.plan import SequenceState
+from engine.interfaces.plan import SequenceState
 
 _FIRST_CAPACITY = 64
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from engine.scheduler.plan import Sample, ScheduledChunk
+from engine.interfaces.plan import Sample, ScheduledChunk
 from engine.wire.tensors import Tensor
 
 _NO_VECTOR = "the model produced no valid hidden state for this sequence (not a number)"

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.interfaces.plan import SequenceState
 from engine.runner.bad_words import BadWords
 from engine.runner.edits import LogitEdits
 from engine.runner.penalties import TokenCounts
-from engine.scheduler.plan import SequenceState
 from engine.wire.sampling import SamplingParams
 
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from engine.interfaces.plan import Sample, SequenceState, StepPlan
 from engine.runner.draw import draw
 from engine.runner.fault import Fault
 from engine.runner.grammar import Grammars
 from engine.runner.logprobs import PromptScores, RawScores
 from engine.runner.philox import uniforms
 from engine.runner.rules import TokenRules
-from engine.scheduler.plan import Sample, SequenceState, StepPlan
 from engine.wire.logprobs import Logprobs
 from engine.wire.messages import ErrorKind
 

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from engine.config import ModelConfig, SchedulerConfig
-from engine.core.protocol import RunnerLimits
+from engine.config.engine_config import ModelConfig, SchedulerConfig
+from engine.interfaces.engine_core import RunnerLimits
+from engine.interfaces.plan import Sample, StepPlan
 from engine.model.loader import LoadedModel, load_model
 from engine.model.progress import OnProgress
 from engine.runner.abilities import find_abilities
@@ -19,7 +20,6 @@ from engine.runner.linears import quicken_linears
 from engine.runner.pooling import pool, watched
 from engine.runner.probe import probe_layers
 from engine.runner.sampler import Sampler
-from engine.scheduler.plan import Sample, StepPlan
 from engine.wire.errors import StartupError
 
 Loading = Callable[[ModelConfig, str, OnProgress], LoadedModel]

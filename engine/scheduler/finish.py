@@ -1,6 +1,6 @@
 """When a sequence is done. Counts are over all attempts, so a moved sequence ends where it would have ended at home."""
 
-from engine.scheduler.plan import SequenceState
+from engine.interfaces.plan import SequenceState
 
 
 def stops_at(sequence: SequenceState, token_id: int, eos_token_ids: frozenset[int]) -> bool:

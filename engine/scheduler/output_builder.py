@@ -1,6 +1,6 @@
 """What the engine has to tell its clients since the last step."""
 
-from engine.scheduler.plan import Sample, SequenceState
+from engine.interfaces.plan import Sample, SequenceState
 from engine.wire.ids import ClientId
 from engine.wire.logprobs import Logprobs
 from engine.wire.messages import EngineCoreOutput, ErrorKind, FinishReason

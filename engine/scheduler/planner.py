@@ -3,9 +3,9 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
+from engine.interfaces.plan import ScheduledChunk, SequenceState, StepPlan
 from engine.scheduler.blocks import BlockHash, BlockPool
-from engine.scheduler.plan import ScheduledChunk, SequenceState, StepPlan
 from engine.scheduler.prefix_cache import PrefixCache
 from engine.scheduler.request_queues import RequestQueues
 from engine.scheduler.waiting import order, rank
@@ -33,7 +33,7 @@ class Planner:
     Running sequences hold blocks for all tokens known when they were admitted and grow by one block at a time.
 
     A newcomer that begins with what the step computes already, as all samples of a prompt do but the first, is
-    deferred until the cache has it. Its seat and blocks stay free meanwhile, and every step that defers it computes a
+    deferred until the cache has it. Its slot and blocks stay free meanwhile, and every step that defers it computes a
     part of its own beginning. Nobody is deferred for one that comes later in ``order``, so a promoted one not for long.
     """
 

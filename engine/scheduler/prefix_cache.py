@@ -2,9 +2,9 @@
 
 from collections.abc import Set
 
+from engine.interfaces.plan import SequenceState
 from engine.scheduler.blocks import BlockHash, BlockPool
 from engine.scheduler.hashing import block_hash, chain_start
-from engine.scheduler.plan import SequenceState
 
 
 class PrefixCache:

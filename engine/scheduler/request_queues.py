@@ -3,8 +3,8 @@
 from bisect import insort
 from collections.abc import Iterable
 
+from engine.interfaces.plan import SequenceState
 from engine.scheduler.blocks import BlockPool
-from engine.scheduler.plan import SequenceState
 from engine.scheduler.waiting import WaitingQueue, order
 from engine.wire.ids import ClientId
 
@@ -122,7 +122,7 @@ class RequestQueues:
             self.waiting.push(sequence)
 
     def set_stalled_aside(self) -> None:
-        """Take seats and blocks from the sequences of stalled clients; no plan may be out."""
+        """Take slots and blocks from the sequences of stalled clients; no plan may be out."""
         if self._aside:
             for sequence in [s for s in self.running if s.client_id in self._aside]:
                 self.preempt(sequence)

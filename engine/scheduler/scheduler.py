@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 
-from engine.config import SchedulerConfig
-from engine.core.protocol import RunnerLimits
+from engine.config.engine_config import SchedulerConfig
+from engine.interfaces.engine_core import RunnerLimits
+from engine.interfaces.plan import Sample, ScheduledChunk, SequenceKey, SequenceState, StepPlan
 from engine.scheduler.blocks import BlockPool
 from engine.scheduler.finish import draws_nothing, is_full, returns_only_logprobs, stops_at
 from engine.scheduler.output_builder import OutputBuilder
-from engine.scheduler.plan import Sample, ScheduledChunk, SequenceKey, SequenceState, StepPlan
 from engine.scheduler.planner import Planner
 from engine.scheduler.prefix_cache import PrefixCache
 from engine.scheduler.request_queues import RequestQueues
 from engine.wire.ids import ClientId
-from engine.wire.messages import EngineCoreOutput, ErrorKind, FinishReason, Load
+from engine.wire.load import Load
+from engine.wire.messages import EngineCoreOutput, ErrorKind, FinishReason
 
 
 class Scheduler:
@@ -91,7 +92,7 @@ class Scheduler:
         self._output_builder.forget(client_id)
 
     def stall_client(self, client_id: ClientId) -> None:
-        """Give a client's sequences no more compute, seats and blocks until ``resume_client``."""
+        """Give a client's sequences no more compute, slots and blocks until ``resume_client``."""
         self._queues.stall(client_id)
         self._settle()
 
@@ -119,7 +120,7 @@ class Scheduler:
             self._drop(sequence, FinishReason.ABORT)
 
     def preempt_all(self) -> None:
-        """Take seats and blocks from everybody and forget what the cache holds: its memory is about to go."""
+        """Take slots and blocks from everybody and forget what the cache holds: its memory is about to go."""
         self._planned = None
         for sequence in list(self._queues.running):
             self._queues.preempt(sequence)
@@ -252,7 +253,7 @@ class Scheduler:
         self._settle()
 
     def _settle(self) -> None:
-        """Let go of those who leave, and of the seats of stalled clients, unless a plan is out."""
+        """Let go of those who leave, and of the slots of stalled clients, unless a plan is out."""
         if self._planned is not None:
             return
         for sequence, reason in self._doomed.items():

@@ -3,7 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from engine.scheduler.plan import SequenceState
+from engine.interfaces.plan import SequenceState
 
 Rank = tuple[bool, int]
 

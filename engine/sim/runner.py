@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.config import SchedulerConfig, SimConfig
-from engine.core.protocol import RunnerLimits
-from engine.scheduler.plan import Sample, ScheduledChunk, SequenceKey, SequenceState, StepPlan
+from engine.config.engine_config import SchedulerConfig, SimConfig
+from engine.interfaces.engine_core import RunnerLimits
+from engine.interfaces.plan import Sample, ScheduledChunk, SequenceKey, SequenceState, StepPlan
 from engine.sim.tokens import ALPHABET, prompt_hash, stream_base, token_at, vector_of
 from engine.wire.tensors import Tensor
 
@@ -31,7 +31,7 @@ class _Stream:
 
 
 class SimRunner:
-    """Implements ``engine.core.protocol.Runner``.
+    """Implements ``engine.interfaces.engine_core.Runner``.
 
     Streams are remembered only while every step runs them, so nothing is left behind by sequences that ended; one that
     pauses is worked out again.

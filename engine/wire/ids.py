@@ -1,6 +1,7 @@
 """Who is speaking: names of engines and clients that stay unambiguous across restarts."""
 
 import struct
+from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -72,3 +73,8 @@ class RequestIds:
         """Return the next id."""
         self._next += 1
         return self._base | self._next
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return "rank 3" or "ranks 1, 2"."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"

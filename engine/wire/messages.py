@@ -12,17 +12,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from engine.wire.control import ClusterSettings as ClusterSettings
-from engine.wire.control import Membership as Membership
-from engine.wire.control import MemberStatus as MemberStatus
-from engine.wire.control import PauseMode as PauseMode
+from engine.wire.control import ClusterSettings, Membership, MemberStatus
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.load import Load as Load
+from engine.wire.load import Load
 from engine.wire.logprobs import Logprobs
-from engine.wire.replicas import ReplicaInfo as ReplicaInfo
-from engine.wire.replicas import ReplicaState as ReplicaState
-from engine.wire.replicas import Suspect as Suspect
+from engine.wire.replicas import ReplicaInfo, Suspect
 from engine.wire.sampling import PoolingParams, SamplingParams
+from engine.wire.states import EnginePhase
 from engine.wire.tensors import Tensor
 
 EEP_NOTIFICATION_CALL_ID = -1
@@ -221,16 +217,6 @@ class EngineCoreOutputs(Struct, array_like=True):
 
 # --- everybody -> coordinator: the report channel (section 3)
 # ----------------------------------------------------------
-
-
-class EnginePhase(IntEnum):
-    """What an engine is doing. LOADING covers everything before it can take a request."""
-
-    LOADING = 0
-    IDLE = 1
-    RUNNING = 2
-    PARKED = 3
-    STOPPING = 4
 
 
 class EngineReport(Struct, array_like=True, frozen=True, tag=1):

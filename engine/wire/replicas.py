@@ -1,11 +1,12 @@
 """Replicas of the deployment: who sits in them, how the engines before ended, and who gives no sign of progress."""
 
 from collections.abc import Iterable, Mapping
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 
 from msgspec import Struct
 
 from engine.wire.ids import EngineId
+from engine.wire.states import ReplicaState
 
 
 class EndKind(StrEnum):
@@ -15,15 +16,6 @@ class EndKind(StrEnum):
     SIGNAL = "signal"  # killed by a signal
     LOST = "lost"  # with its host, or with what ran it there
     HUNG = "hung"  # killed by us, because it made no progress
-
-
-class ReplicaState(IntEnum):
-    """What the supervisor knows of a replica's process; the engine's own phase comes with its reports."""
-
-    STARTING = 0
-    ALIVE = 1
-    LEAVING = 2
-    DEAD = 3
 
 
 class ReplicaInfo(Struct, array_like=True, frozen=True):

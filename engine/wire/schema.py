@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from engine.wire import control, ids, load, logprobs, messages, replicas, sampling
+from engine.wire.states import EnginePhase, ReplicaState
 
 
 def describe_wire() -> dict[str, Any]:
@@ -27,7 +28,9 @@ def describe_wire() -> dict[str, Any]:
             if issubclass(member, msgspec.Struct):
                 described[name] = _describe_struct(member)
             elif issubclass(member, Enum):
-                described[name] = {"members": [f"{entry.name} = {entry.value!r}" for entry in member]}
+                described[name] = _describe_enum(member)
+    for states in (EnginePhase, ReplicaState):  # the others of that module never travel
+        described[states.__name__] = _describe_enum(states)
     return dict(sorted(described.items()))
 
 
@@ -38,6 +41,10 @@ def _describe_struct(struct: type[msgspec.Struct]) -> dict[str, Any]:
         "fields": [f"{field.name}: {_type_name(field.type)}" for field in fields],
         "num_required": sum(field.required for field in fields),
     }
+
+
+def _describe_enum(enum: type[Enum]) -> dict[str, Any]:
+    return {"members": [f"{entry.name} = {entry.value!r}" for entry in enum]}
 
 
 def _type_name(annotation: Any) -> str:

@@ -7,7 +7,7 @@ from types import FrameType
 
 from engine.wire.errors import ShoalError
 from engine.wire.process import configure_logging, die_with_parent, leave_process_group, read_spec
-from lb.config import CoordinatorSpec
+from lb.coordinator.config import CoordinatorSpec
 from lb.coordinator.process import Coordinator
 
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, EngineReport, Load, ReplicaInfo, ReplicaState, Suspect
-from engine.wire.replicas import has_ended
+from engine.wire.load import Load
+from engine.wire.messages import EngineReport
+from engine.wire.replicas import ReplicaInfo, Suspect, has_ended
+from engine.wire.states import EnginePhase, ReplicaState
 
 SILENCE_S = 1.0
 """Engines report at least every 0.2 s, also while a step hangs: five missing reports are a sign."""

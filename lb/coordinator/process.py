@@ -15,7 +15,7 @@ from engine.wire.errors import MalformedMessageError
 from engine.wire.messages import GROUP_TOPIC, LOAD_TOPIC
 from engine.wire.process import set_log_level
 from engine.wire.sockets import SendOutcome, bind, make_socket, send_nowait
-from lb.config import CoordinatorSpec
+from lb.coordinator.config import CoordinatorSpec
 from lb.coordinator.publish_rate_limiter import PublishRateLimiter
 from lb.coordinator.state import CoordinatorState
 
@@ -94,7 +94,7 @@ class Coordinator:
             report = self._decoder.decode_frames(frames)
         except MalformedMessageError as error:
             # a PULL does not say who sent it, so all strangers are one peer
-            self._drop_counter.drop("malformed_reports", "the report line", error)
+            self._drop_counter.drop("malformed_reports", "the report channel", error)
             return
         before = self._state.log_level
         self._state.on_report(report, time.monotonic())

@@ -4,25 +4,15 @@ from collections import Counter
 
 from msgspec.structs import astuple
 
+from engine.wire.control import ClusterSettings, Membership, PauseMode
 from engine.wire.ids import EngineId
-from engine.wire.messages import (
-    ClientReport,
-    ClusterSettings,
-    EngineReport,
-    GroupState,
-    LoadSnapshot,
-    Membership,
-    PauseMode,
-    ReplicaInfo,
-    ReplicaState,
-    Report,
-    SupervisorReport,
-)
-from engine.wire.replicas import replicas_by_rank
-from lb.config import LockstepConfig
+from engine.wire.messages import ClientReport, EngineReport, GroupState, LoadSnapshot, Report, SupervisorReport
+from engine.wire.replicas import ReplicaInfo, replicas_by_rank
+from engine.wire.states import ReplicaState
 from lb.coordinator.clients import ClientRegistry
+from lb.coordinator.config import LockstepConfig
 from lb.coordinator.failure_detector import SERVING, FailureDetector
-from lb.coordinator.lockstep import LockstepGroup
+from lb.coordinator.lockstep_group import LockstepGroup
 
 MAX_REPLICAS = 4096
 
@@ -160,12 +150,12 @@ class CoordinatorState:
         replicas = replicas_by_rank(report.replicas)
         dismissed = frozenset(report.dismissed)
         clients_changed = self._clients.on_gone(report.gone_clients)
-        wishes = (dismissed, report.settings)
-        if replicas != self._replicas or wishes != (self._dismissed, self._settings) or clients_changed:
+        desired = (dismissed, report.settings)
+        if replicas != self._replicas or desired != (self._dismissed, self._settings) or clients_changed:
             self._replicas = replicas
             if self._lockstep is not None:
                 self._lockstep.rebalance(report.settings.rebalance_seq)
-            self._dismissed, self._settings = wishes
+            self._dismissed, self._settings = desired
             self.group_version += 1
             self._forget_the_gone(now)
             self._refresh_members()

@@ -8,9 +8,10 @@ import msgspec
 
 from client.utility_calls import NO_ANSWER
 from engine.wire.codec import encode
+from engine.wire.control import ClusterSettings
 from engine.wire.errors import UnknownMethodError, UtilityError
-from engine.wire.messages import ClusterSettings
-from lb.views import EngineState
+from engine.wire.ids import name_ranks
+from engine.wire.states import EngineState
 from orchestrator.api.errors import AdminError, ApiError
 from orchestrator.api.in_force import ranks_behind, wait_in_force
 from orchestrator.api.polling import wait_until_none
@@ -27,7 +28,6 @@ from orchestrator.control.messages import (
     Sleep,
     WakeUp,
 )
-from orchestrator.name_ranks import name_ranks
 
 _CALL_S = 10.0
 """The supervisor answers in milliseconds; who waits longer waits for one that hangs."""

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from engine.wire.build import build_id
-from engine.wire.messages import PauseMode
-from lb.views import EngineView
+from engine.wire.control import PauseMode
+from lb.views.engine_view import EngineView
 from orchestrator.api.admin import Admin, by_rank
 from orchestrator.api.cluster import describe_load, describe_ready, describe_settings
 from orchestrator.control.messages import Cordon, Pause, Resume, SetLogLevel, Sleep, WakeUp

@@ -11,9 +11,9 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from engine.wire.build import build_id
+from engine.wire.control import ClusterSettings
 from engine.wire.errors import ShoalError
-from engine.wire.messages import ClusterSettings
-from lb.group_view import GroupView
+from lb.views.group_view import GroupView
 from metrics.deployment import DeploymentReading
 from metrics.registry import make_registry, render
 from orchestrator.api.admission import Admission

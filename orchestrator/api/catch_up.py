@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from engine.wire.messages import ReplicaState
-from lb.views import EngineState, EngineView
+from engine.wire.states import EngineState, ReplicaState
+from lb.views.engine_view import EngineView
 from orchestrator.api.polling import wait_until_none
 
 

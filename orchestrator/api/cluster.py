@@ -5,8 +5,12 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from engine.wire.messages import ClusterSettings, EngineReady, EngineReport, Load, ReplicaInfo
-from lb.views import EngineState, EngineView
+from engine.wire.control import ClusterSettings
+from engine.wire.load import Load
+from engine.wire.messages import EngineReady, EngineReport
+from engine.wire.replicas import ReplicaInfo
+from engine.wire.states import EngineState
+from lb.views.engine_view import EngineView
 from metrics.deployment import ApiServerView, DeploymentReading
 from orchestrator.api.describe_group import describe_member
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from engine.wire.messages import EngineReport
-from lb.group_view import GroupView, experts_of
+from lb.views.group_view import GroupView, experts_of
 from metrics.deployment import DeploymentReading
 
 

@@ -50,7 +50,7 @@ class _Opened:
 
 
 class GenerationApp:
-    """Answers ``POST`` on its paths and leaves every other request to the next application."""
+    """Serves ``POST`` on its paths and leaves every other request to the next application."""
 
     def __init__(
         self,

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from engine.wire.messages import ClusterSettings, EnginePhase
-from lb.views import EngineState, EngineView
+from engine.wire.control import ClusterSettings
+from engine.wire.states import EnginePhase, EngineState
+from lb.views.engine_view import EngineView
 from orchestrator.api.polling import wait_until_none
 
 

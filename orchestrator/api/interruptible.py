@@ -7,7 +7,7 @@ from typing import Any
 from orchestrator.api.errors import ApiError
 from orchestrator.api.request_ids import request_id_of
 from orchestrator.api.stream_writer import Message, Receive, Send, send_error
-from orchestrator.launch.waits import run_unless
+from orchestrator.processes.waits import run_unless
 
 _ANSWER_S = 1.0  # a cancelled call has nothing to do but to say so
 

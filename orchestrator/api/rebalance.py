@@ -4,13 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from engine.wire.ids import EngineId
-from lb.group_view import GroupView
-from lb.placement import num_moved
-from lb.views import EngineView
+from engine.wire.ids import EngineId, name_ranks
+from lb.coordinator.expert_placement import num_moved
+from lb.views.engine_view import EngineView
+from lb.views.group_view import GroupView
 from orchestrator.api.errors import AdminError, ApiError
 from orchestrator.api.polling import wait_until_none
-from orchestrator.name_ranks import name_ranks
 
 
 class MembersClient(Protocol):
@@ -24,7 +23,7 @@ class MembersClient(Protocol):
 
 
 async def rebalance(
-    client: MembersClient, wish: Callable[[float], Awaitable[object]], timeout_s: float
+    client: MembersClient, request: Callable[[float], Awaitable[object]], timeout_s: float
 ) -> dict[str, Any]:
     """Let the experts be placed by how often each was chosen; return once all members step in the new epoch.
 
@@ -42,7 +41,7 @@ async def rebalance(
         )
         raise ApiError(409, message, code="no_group")
     deadline = asyncio.get_running_loop().time() + timeout_s
-    await wish(timeout_s)
+    await request(timeout_s)
     behind = await wait_until_none(
         lambda: members_behind(client.group_view(), client.engine_views(), before.epoch), deadline
     )

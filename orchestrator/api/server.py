@@ -12,12 +12,12 @@ import msgspec
 from fastapi import APIRouter
 
 from client.dplb_async_mp_client import DPLBAsyncMPClient
+from engine.wire.control import ClusterSettings
 from engine.wire.errors import ShoalError, StartupError
 from engine.wire.ids import EngineId
-from engine.wire.messages import ClusterSettings
 from engine.wire.process import set_log_level
-from lb.totals import RankTotals
-from lb.views import EngineState
+from engine.wire.states import EngineState
+from lb.views.totals import RankTotals
 from metrics.deployment import DeploymentReading, DeploymentStats
 from metrics.loop_lag import LoopLag
 from orchestrator.api.admin import Admin

@@ -63,7 +63,7 @@ class OpenCalls:
 
 
 class RpcServer:
-    """Answers calls, each in a task of its own, within the caller's deadline and a bound on their number.
+    """Serves calls, each in a task of its own, within the caller's deadline and a bound on their number.
 
     handlers: by the type of the operation.
     """

@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import msgspec
 
+from engine.wire.control import ClusterSettings
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import ClusterSettings
 from engine.wire.process import set_log_level
 from orchestrator.control.calls import Handler
 from orchestrator.control.messages import AbortRequests, Cordon, GetSettings, ListReached, SettingsChange

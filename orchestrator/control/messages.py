@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from engine.wire.control import PauseMode
 from engine.wire.ids import ClientId
-from engine.wire.messages import PauseMode
 
 # --- operations -----------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ _HIGH_WATER_MARK = 1000
 
 
 class ControlServer:
-    """Answers the API processes, and asks all of them at once. One ROUTER, on the running loop.
+    """Serves the API processes, and asks all of them at once. One ROUTER, on the running loop.
 
     It is bound in the run folder, which this user alone may enter. Whoever can connect may still send anything: bytes
     that are no message of this line are counted and dropped.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
-from engine.wire.messages import ClusterSettings, PauseMode
+from engine.wire.control import ClusterSettings, PauseMode
 from orchestrator.control.errors import ControlRefusedError
 from orchestrator.control.messages import (
     Cordon,

@@ -6,12 +6,12 @@ import sys
 
 import msgspec
 
-from engine.config import EngineSpec
+from engine.config.engine_spec import EngineSpec
 from engine.wire.process import die_with_parent
-from orchestrator.guard import check_packages
 from orchestrator.launch.local_host import ENGINE_MODULE
 from orchestrator.launch.reaper import MARK_VARIABLE
-from orchestrator.launch.subprocess import start_child
+from orchestrator.processes.child_process import start_child
+from orchestrator.processes.module_guard import check_packages
 
 ActorResult = tuple[int, str, tuple[str, ...]]
 """Return code, reason and last lines: builtins only, so that the driver unpickles nothing of ours."""

@@ -1,37 +1,12 @@
 """What hosts engine processes: the same behaviour on Ray and as plain local processes."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from engine.config import EngineSpec
+from engine.config.engine_spec import EngineSpec
 from engine.wire.ids import EngineId
-from engine.wire.replicas import EndKind
-
-
-@dataclass(frozen=True, slots=True)
-class EngineExit:
-    """The end of one engine process, confirmed by its host.
-
-    returncode: as ``subprocess`` has it (negative: the signal); None when only the loss of its host is known.
-    reason: one sentence for people. last_lines: the end of what it wrote to standard error. was_hung: it was killed
-    because it made no progress.
-    """
-
-    returncode: int | None
-    reason: str
-    last_lines: tuple[str, ...] = ()
-    was_hung: bool = False
-
-    @property
-    def kind(self) -> EndKind:
-        """Return the kind of this end."""
-        if self.was_hung:
-            return EndKind.HUNG
-        if self.returncode is None:
-            return EndKind.LOST
-        return EndKind.SIGNAL if self.returncode < 0 else EndKind.EXIT
+from orchestrator.processes.child_process import ProcessExit
 
 
 def _future() -> "asyncio.Future[Any]":
@@ -48,7 +23,7 @@ class EngineHandle:
     """
 
     engine_id: EngineId
-    exited: "asyncio.Future[EngineExit]"
+    exited: "asyncio.Future[ProcessExit]"
     out_of_reach: "asyncio.Future[None]" = field(default_factory=_future)
 
 
@@ -115,9 +90,5 @@ class EngineHost(Protocol):
     async def stop(self, force_stop: "asyncio.Future[Any]") -> list[str]:
         """End what is left, give the resources back, and return one line for each thing that is left behind.
 
-        hurry: once it is done, nobody is waited for any more.
+        force_stop: once it is done, nobody is waited for any more.
         """
-
-
-LineSink = Callable[[str], None]
-"""Takes one line of a child's standard error, without its line end."""

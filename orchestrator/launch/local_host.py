@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from engine.config import EngineSpec
+from engine.config.engine_spec import EngineSpec
 from engine.wire.ids import EngineId
-from orchestrator.launch.host import Capacity, EngineHandle, LineSink, Site
-from orchestrator.launch.subprocess import ChildProcess, start_child
+from orchestrator.launch.host import Capacity, EngineHandle, Site
+from orchestrator.processes.child_process import ChildProcess, LineSink, start_child
 
 ENGINE_MODULE = "engine.main"
 

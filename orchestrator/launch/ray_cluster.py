@@ -12,9 +12,8 @@ import ray
 from ray._private.state import available_resources_per_node  # nothing public tells nodes apart without a dashboard
 
 from engine.wire.errors import StartupError
-from orchestrator.launch.host import LineSink
 from orchestrator.launch.placement import NodeResources
-from orchestrator.launch.subprocess import start_child
+from orchestrator.processes.child_process import LineSink, start_child
 
 PROBE_MODULE = "orchestrator.launch.ray_probe"
 

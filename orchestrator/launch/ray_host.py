@@ -10,15 +10,15 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from engine.config import EngineSpec
+from engine.config.engine_spec import EngineSpec
 from engine.wire.ids import EngineId
 from orchestrator.launch import ray_cluster
 from orchestrator.launch.engine_actor import EngineActor, engine_mark
-from orchestrator.launch.host import Capacity, EngineExit, EngineHandle, LineSink, Site
+from orchestrator.launch.host import Capacity, EngineHandle, Site
 from orchestrator.launch.placement import count_placements, plan_placement
 from orchestrator.launch.ray_placement_groups import RayPlacementGroups, amounts
 from orchestrator.launch.reaper import reap
-from orchestrator.launch.subprocess import NUM_LAST_LINES
+from orchestrator.processes.child_process import NUM_LAST_LINES, LineSink, ProcessExit
 
 _FENCE_S = 1.0  # a node that does not answer for this long is out of reach; what is to be killed there counts as dead
 _REACH_POLL_S = 0.5
@@ -163,7 +163,7 @@ class RayHost:
                 self._on_line(line)
         engine.handle.exited.set_result(end)
 
-    async def _wait_end(self, engine: _Engine, ending: "ray.ObjectRef[Any]") -> EngineExit:
+    async def _wait_end(self, engine: _Engine, ending: "ray.ObjectRef[Any]") -> ProcessExit:
         try:
             returncode, reason, lines = await ending
         except ActorUnavailableError:
@@ -172,13 +172,13 @@ class RayHost:
             await engine.killed.wait()
             is_gone = await self._vacate(engine, _FENCE_S)
             where = "on a node that is out of reach"
-            return EngineExit(None, f"killed {where}" if is_gone else f"{where} for {_FENCE_S:g} s, and silent")
+            return ProcessExit(None, f"killed {where}" if is_gone else f"{where} for {_FENCE_S:g} s, and silent")
         except RayError as error:
             self._shells.pop(engine.handle.engine_id.rank, None)
             # A shell that died by itself took its engine with it; the streams of that are not to wait for a proof.
             await self._vacate(engine, _KILLED_S if engine.killed.is_set() else 0.0)
-            return EngineExit(None, describe_ray_error(error), _last_lines(error))
-        return EngineExit(returncode, reason, tuple(lines))
+            return ProcessExit(None, describe_ray_error(error), _last_lines(error))
+        return ProcessExit(returncode, reason, tuple(lines))
 
     async def _vacate(self, engine: _Engine, timeout_s: float) -> bool:
         """See to it that nothing is left of an engine; return whether that was so within ``timeout_s``."""

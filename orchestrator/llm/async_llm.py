@@ -12,7 +12,7 @@ from engine.wire.errors import EngineDeadError, InvalidRequestError
 from engine.wire.messages import AddRequest
 from engine.wire.sampling import PoolingParams, SamplingParams
 from engine.wire.tensors import Tensor
-from lb.views import EngineView
+from lb.views.engine_view import EngineView
 from metrics.stats import ServingStats
 from orchestrator.llm.chat_template import Message
 from orchestrator.llm.choice_logprobs import ChoiceLogprobs

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from engine.wire.errors import InvalidRequestError, OverloadedError
 from engine.wire.sampling import EMBEDS_DTYPES
 from engine.wire.tensors import Tensor
-from lb.views import EngineView
+from lb.views.engine_view import EngineView
 
 MAX_EMBEDS_BYTES = 128 * 1024 * 1024
 """Embeddings of one request at most, counted once per sample: each sample's engine gets its own. Half of what a message

@@ -16,14 +16,15 @@ from typing import Any, Self, TypeVar, cast
 
 from client.inproc_client import InprocClient, MakeCore
 from client.loop_thread import LoopThread
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.model.names import ResolvedModel, resolve_model
 from engine.wire.errors import EngineDeadError, InvalidRequestError
 from engine.wire.ids import EngineId
+from engine.wire.states import EngineState
 from engine.wire.tensors import Tensor
-from lb.views import EngineState, EngineView
+from lb.views.engine_view import EngineView
 from metrics.stats import ServingStats
-from orchestrator.engine_config import engine_config
+from orchestrator.config.engine_config import engine_config
 from orchestrator.llm.async_llm import AsyncLLM
 from orchestrator.llm.batch import Encode, Job, embed_one, generate_one, run_batch
 from orchestrator.llm.chat_template import Message
@@ -34,7 +35,7 @@ from orchestrator.llm.offline_progress import loading_status, prompts_bar
 from orchestrator.llm.params import GenerationParams
 from orchestrator.llm.request_output import CompletionOutput, EmbeddingOutput, RequestMetrics, RequestOutput
 from orchestrator.llm.tokenizer import TextTokenizer, load_tokenizer
-from orchestrator.tokenizer_export import find_tokenizer
+from orchestrator.processes.tokenizer_export import find_tokenizer
 
 __all__ = [
     "LLM",

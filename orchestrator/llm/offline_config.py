@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.config import ServeConfig
-from orchestrator.config_sources import ConfigError, Setting, nearest, validate
+from orchestrator.config.serve_config import ServeConfig
+from orchestrator.config.sources import ConfigError, Setting, nearest, validate
 
 _GROUPS = frozenset({"model", "engine", "parallelism", "scheduler", "sim"})
 _SERVED_ONLY = frozenset({"served_model_name", "sim_report_delay_s"})
@@ -31,8 +31,8 @@ def offline_config(options: Mapping[str, Any]) -> ServeConfig:
     known = offline_options()
     for name in options:
         if name in ServeConfig.model_fields and name not in known:
-            raise ConfigError(f"{name} is a knob of `shoal serve`; there is no server here")
+            raise ConfigError(f"{name} is an option of `shoal serve`; there is no server here")
         if name not in known:
-            raise ConfigError(f"unknown knob {name}{nearest(name, known)}")
+            raise ConfigError(f"unknown option {name}{nearest(name, known)}")
     settings = {name: Setting(value, name) for name, value in options.items()}
     return validate({**settings, "executor": Setting("local", "executor")})

@@ -4,10 +4,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import GroupState, ReplicaInfo, ReplicaState
-from orchestrator.engine_group import EngineGroup
-from orchestrator.replica_table import Replica
-from orchestrator.scaling.observed_state import EngineStage, GroupStage, ObservedRank, ObservedState
+from engine.wire.messages import GroupState
+from engine.wire.replicas import ReplicaInfo
+from engine.wire.states import ReplicaState
+from orchestrator.ranks.engine_group import EngineGroup
+from orchestrator.ranks.replica_table import Replica
+from orchestrator.scaling.observed_state import GroupStage, ObservedRank, ObservedState
 from orchestrator.scaling.placement_groups import PlacementGroups
 from orchestrator.scaling.plan import ScalePlan
 
@@ -46,7 +48,7 @@ def observe(
 def _with_replica(known: ObservedRank, replica: Replica, *, is_reached: bool, is_member: bool) -> ObservedRank:
     return replace(
         known,
-        engine=engine_stage(replica),
+        engine=engine_state(replica),
         progress=replica.progress,
         is_reached=is_reached,
         is_empty=replica.is_empty,
@@ -62,11 +64,11 @@ def is_published(rank: int, state: GroupState | None) -> bool:
     return state is not None and any(replica.engine_id.rank == rank for replica in state.replicas)
 
 
-def engine_stage(replica: Replica) -> EngineStage:
+def engine_state(replica: Replica) -> ReplicaState:
     """Return how far the engine in a replica is."""
     if replica.exit is not None:
-        return EngineStage.ENDED
-    return EngineStage.READY if replica.is_ready else EngineStage.STARTING
+        return ReplicaState.DEAD
+    return ReplicaState.ALIVE if replica.is_ready else ReplicaState.STARTING
 
 
 def is_healing(replica: Replica) -> bool:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
+from engine.wire.states import ReplicaState
+
 
 class PlacementState(StrEnum):
     """Whether the host keeps a place for a rank."""
@@ -12,15 +14,6 @@ class PlacementState(StrEnum):
     ASKED = "asked"
     HELD = "held"
     REFUSED = "refused"
-
-
-class EngineStage(StrEnum):
-    """How far the engine of a rank is. STARTING begins with the order to start it."""
-
-    NONE = "none"
-    STARTING = "starting"
-    READY = "ready"
-    ENDED = "ended"
 
 
 class GroupStage(IntEnum):
@@ -39,6 +32,7 @@ class GroupStage(IntEnum):
 class ObservedRank:
     """One rank, as it is now.
 
+    engine: STARTING from the action that starts it, ALIVE once it has loaded, DEAD when it ended; None before.
     progress: of loading, 0..1. is_reached: by every API process. is_empty: it takes nothing new and has nothing left.
     num_sequences: what it has to do. is_member: a lockstep group still counts on it. is_silent: nothing is heard of its
     engine, which so does nothing that it is told.
@@ -46,7 +40,7 @@ class ObservedRank:
     """
 
     placement: PlacementState = PlacementState.NONE
-    engine: EngineStage = EngineStage.NONE
+    engine: ReplicaState | None = None
     progress: float = 0.0
     is_reached: bool = False
     is_empty: bool = False
@@ -58,7 +52,7 @@ class ObservedRank:
     @property
     def is_over(self) -> bool:
         """Tell whether no engine of this rank lives."""
-        return self.engine in (EngineStage.NONE, EngineStage.ENDED)
+        return self.engine in (None, ReplicaState.DEAD)
 
 
 @dataclass(frozen=True, slots=True)

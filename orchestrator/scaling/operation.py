@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.name_ranks import name_ranks
+from engine.wire.ids import name_ranks
+from engine.wire.states import ReplicaState
 from orchestrator.scaling.errors import RefusalKind, ScaleRefusedError
-from orchestrator.scaling.observed_state import Action, ActionKind, EngineStage, ObservedState, PlacementState
+from orchestrator.scaling.observed_state import Action, ActionKind, ObservedState, PlacementState
 from orchestrator.scaling.plan import ScalePlan, ScaleRequest
 from orchestrator.scaling.rollback import Rollback
 from orchestrator.scaling.steps import ENDS, Phase, ScaleDeadlines, Step, steps_of
@@ -166,7 +167,7 @@ class ScaleOperation:
             known = observed.of(rank)
             if known.placement is PlacementState.REFUSED:
                 return f"no place for rank {rank}: {known.reason}"
-            if known.engine is EngineStage.ENDED:
+            if known.engine is ReplicaState.DEAD:
                 return f"the engine of new rank {rank} ended: {known.reason}"
         return None
 

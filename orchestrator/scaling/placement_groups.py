@@ -1,4 +1,4 @@
-"""Places of ranks that come and go, and the tasks that ask the host for them."""
+"""Placement groups of ranks that come and go, and the tasks that ask the host for them."""
 
 import asyncio
 import logging

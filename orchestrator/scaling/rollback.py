@@ -1,9 +1,9 @@
 """The way back of a scale operation: new ranks go, each by itself; those that were to leave stay. Pure."""
 
+from engine.wire.states import ReplicaState
 from orchestrator.scaling.observed_state import (
     Action,
     ActionKind,
-    EngineStage,
     ObservedRank,
     ObservedState,
     PlacementState,
@@ -41,7 +41,7 @@ class Rollback:
             return []
         if known.is_over:
             return [ActionKind.RELEASE]
-        if known.engine is EngineStage.STARTING or known.is_silent:
+        if known.engine is ReplicaState.STARTING or known.is_silent:
             return [ActionKind.KILL]
         return self._empty_and_stop(rank, known, now)
 

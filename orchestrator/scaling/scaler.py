@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from engine.wire.ids import EngineId
-from orchestrator.engine_group import EngineGroup
-from orchestrator.events import EventKind
 from orchestrator.launch.host import Capacity, EngineHost
+from orchestrator.ranks.engine_group import EngineGroup
+from orchestrator.ranks.events import EventKind
 from orchestrator.scaling.describe import describe_operation
 from orchestrator.scaling.errors import RefusalKind, ScaleRefusedError
 from orchestrator.scaling.observe import observe

@@ -17,7 +17,7 @@ from orchestrator.control.messages import (
     Scale,
     WaitEvents,
 )
-from orchestrator.engine_group import EngineGroup
+from orchestrator.ranks.engine_group import EngineGroup
 from orchestrator.scaling.describe import describe_operation
 from orchestrator.scaling.errors import ScaleRefusedError
 from orchestrator.scaling.operation import ScaleOperation
@@ -28,7 +28,7 @@ Asked = TypeVar("Asked")
 
 
 class ScaleService:
-    """Answers on behalf of the scaler, with plain data."""
+    """Serves on behalf of the scaler, with plain data."""
 
     def __init__(self, scaler: Scaler, engines: EngineGroup, executor: str) -> None:
         """Serve. executor: what hosts the engines, for people."""

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from engine.wire.states import ReplicaState
 from orchestrator.scaling.observed_state import (
     Action,
     ActionKind,
-    EngineStage,
     GroupStage,
     ObservedRank,
     ObservedState,
@@ -108,13 +108,13 @@ def _joining(joining: tuple[int, ...], deadlines: ScaleDeadlines) -> tuple[Step,
             phase=Phase.SPAWN,
             who=joining,
             kind=ActionKind.SPAWN,
-            is_done=lambda rank: rank.engine is not EngineStage.NONE,
+            is_done=lambda rank: rank.engine is not None,
             limit_s=deadlines.spawn_s,
         ),
         Step(
             phase=Phase.LOAD,
             who=joining,
-            is_done=lambda rank: rank.engine is EngineStage.READY,
+            is_done=lambda rank: rank.engine is ReplicaState.ALIVE,
             limit_s=deadlines.load_s,
             option="--start-timeout",
             weight=10.0,

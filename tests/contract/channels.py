@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from client.inproc_client import InprocClient
 from client.sync_mp_client import SyncMPClient
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.loading import load_rank
 from engine.wire.ids import ClientId, EngineId, RequestIds
 from engine.wire.messages import AddRequest, EngineCoreOutputs
-from lb.views import EngineView
+from lb.views.engine_view import EngineView
 from tests.contract.deployment import DEADLINE_S, Deployment, Transport, started
 
 

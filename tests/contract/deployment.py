@@ -18,16 +18,19 @@ import zmq
 
 from client.config import ClientConfig
 from client.dplb_async_mp_client import DPLBAsyncMPClient
-from engine.config import EngineConfig, EngineKind, EngineSpec, SimConfig
+from engine.config.engine_config import EngineConfig, EngineKind, SimConfig
+from engine.config.engine_spec import EngineSpec
 from engine.wire.build import build_id, config_hash, config_values
 from engine.wire.codec import encode
 from engine.wire.curve import draw_keys
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import AddRequest, EngineCoreOutput, ReplicaInfo, ReplicaState, SupervisorReport
+from engine.wire.messages import AddRequest, EngineCoreOutput, SupervisorReport
 from engine.wire.process import child_environment
+from engine.wire.replicas import ReplicaInfo
 from engine.wire.sampling import SamplingParams
 from engine.wire.sockets import connect, ipc_endpoint, make_socket, tcp_endpoint
-from lb.config import CoordinatorSpec
+from engine.wire.states import ReplicaState
+from lb.coordinator.config import CoordinatorSpec
 
 DEADLINE_S = 30.0
 

@@ -11,29 +11,29 @@ from typing import Any
 import msgspec
 import zmq
 
-from engine.config import EngineConfig, EngineKind, EngineSpec, SimConfig
+from engine.config.engine_config import EngineConfig, EngineKind, SimConfig
+from engine.config.engine_spec import EngineSpec
 from engine.wire.build import build_id, config_hash
 from engine.wire.codec import encode, output_decoder, ready_decoder, report_decoder
+from engine.wire.control import ClusterSettings, Membership
 from engine.wire.ids import ClientId, EngineId, RequestIds
 from engine.wire.messages import (
     GROUP_TOPIC,
     AbortRequest,
     AddRequest,
     ClientInfo,
-    ClusterSettings,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineReady,
     EngineReport,
     GroupState,
-    Membership,
-    ReplicaInfo,
-    ReplicaState,
     UtilityRequest,
 )
 from engine.wire.process import child_environment
+from engine.wire.replicas import ReplicaInfo
 from engine.wire.sampling import SamplingParams
 from engine.wire.sockets import bind, ipc_endpoint, make_socket
+from engine.wire.states import ReplicaState
 
 ENGINE_ID = EngineId(0, 1)
 DEADLINE_S = 20

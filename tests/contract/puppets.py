@@ -16,7 +16,9 @@ from client.dplb_async_mp_client import DPLBAsyncMPClient
 from client.mp_client import MPClient
 from client.sync_mp_client import SyncMPClient
 from engine.wire.codec import channel_decoder, encode, report_decoder
+from engine.wire.control import Membership
 from engine.wire.ids import ClientId, EngineId
+from engine.wire.load import Load
 from engine.wire.messages import (
     GROUP_TOPIC,
     LOAD_TOPIC,
@@ -26,19 +28,17 @@ from engine.wire.messages import (
     ClientReport,
     EngineCoreOutput,
     EngineCoreOutputs,
-    EnginePhase,
     EngineReady,
     EngineReport,
     FinishReason,
     GroupState,
-    Load,
     LoadSnapshot,
-    Membership,
-    ReplicaInfo,
     UtilityOutput,
 )
+from engine.wire.replicas import ReplicaInfo
 from engine.wire.sampling import SamplingParams
 from engine.wire.sockets import HIGH_WATER_MARK, bind, connect, ipc_endpoint, make_socket
+from engine.wire.states import EnginePhase
 
 DEADLINE_S = 20.0
 BUILD_ID = "0.1+abc"

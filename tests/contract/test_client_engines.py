@@ -13,8 +13,9 @@ from engine.wire.build import config_hash
 from engine.wire.codec import output_decoder
 from engine.wire.errors import StartupError, UtilityError
 from engine.wire.ids import EngineId
-from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, FinishReason, ReplicaState
+from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, FinishReason
 from engine.wire.sockets import Frames
+from engine.wire.states import ReplicaState
 from tests.contract.deployment import Deployment, deployment, eventually, finish, make_request
 
 CRASH = 1

@@ -12,21 +12,20 @@ from client.mp_client import MAX_EARLY_FRAMES
 from engine.wire.codec import encode
 from engine.wire.errors import StartupError
 from engine.wire.ids import ClientId, EngineId
+from engine.wire.load import Load
 from engine.wire.messages import (
     EEP_NOTIFICATION_CALL_ID,
     GROUP_TOPIC,
     LOAD_TOPIC,
     EngineCoreOutputs,
-    EnginePhase,
     EngineReport,
     FinishReason,
-    Load,
     LoadSnapshot,
-    ReplicaInfo,
-    ReplicaState,
     UtilityOutput,
 )
+from engine.wire.replicas import ReplicaInfo
 from engine.wire.sockets import connect, make_socket
+from engine.wire.states import EnginePhase, ReplicaState
 from tests.contract.puppets import (
     BUILD_ID,
     CONFIG_HASH,

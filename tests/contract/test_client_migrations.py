@@ -4,17 +4,12 @@ import asyncio
 
 import pytest
 
+from engine.wire.control import ClusterSettings
 from engine.wire.errors import InvalidRequestError, OverloadedError, UtilityError
 from engine.wire.ids import EngineId
-from engine.wire.messages import (
-    AbortRequest,
-    ClusterSettings,
-    EngineCoreOutput,
-    FinishReason,
-    ReplicaInfo,
-    ReplicaState,
-    Suspect,
-)
+from engine.wire.messages import AbortRequest, EngineCoreOutput, FinishReason
+from engine.wire.replicas import ReplicaInfo, Suspect
+from engine.wire.states import ReplicaState
 from tests.contract.puppets import eventually, make_output, make_request, puppet_client
 
 E0, E1 = EngineId(0, 1), EngineId(1, 1)

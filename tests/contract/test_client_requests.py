@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from client.dp_async_mp_client import SNAPSHOT_STALE_S
 from client.dplb_async_mp_client import DPLBAsyncMPClient
 from client.engine_connection import RESEND_AFTER_S
+from engine.wire.control import Membership, MemberStatus
 from engine.wire.errors import EngineDeadError, InvalidRequestError, OverloadedError, UtilityError
 from engine.wire.ids import EngineId
 from engine.wire.messages import (
@@ -17,15 +18,12 @@ from engine.wire.messages import (
     AbortRequest,
     AddRequest,
     ClientInfo,
-    EnginePhase,
     FinishReason,
-    Membership,
-    MemberStatus,
-    ReplicaInfo,
-    ReplicaState,
     UtilityOutput,
     UtilityRequest,
 )
+from engine.wire.replicas import ReplicaInfo
+from engine.wire.states import EnginePhase, ReplicaState
 from tests.contract.puppets import (
     DEADLINE_S,
     PuppetEngine,

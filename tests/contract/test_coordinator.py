@@ -18,23 +18,22 @@ import zmq
 
 from engine.wire.codec import encode, state_decoder
 from engine.wire.ids import ClientId, EngineId
+from engine.wire.load import Load
 from engine.wire.messages import (
     GROUP_TOPIC,
     LOAD_TOPIC,
     ClientInfo,
     ClientReport,
-    EnginePhase,
     EngineReport,
     GroupState,
-    Load,
     LoadSnapshot,
-    ReplicaInfo,
-    ReplicaState,
     SupervisorReport,
 )
 from engine.wire.process import child_environment
+from engine.wire.replicas import ReplicaInfo
 from engine.wire.sockets import connect, ipc_endpoint, make_socket
-from lb.config import CoordinatorSpec
+from engine.wire.states import EnginePhase, ReplicaState
+from lb.coordinator.config import CoordinatorSpec
 
 DEADLINE_S = 20.0
 ENGINE = EngineId(0, 1)

@@ -7,7 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.wire.messages import ClusterSettings, EnginePhase, EngineReport, FinishReason, PauseMode
+from engine.wire.control import ClusterSettings, PauseMode
+from engine.wire.messages import EngineReport, FinishReason
+from engine.wire.states import EnginePhase
 from tests.contract.engine_peers import Peers, engine_process, peers_in
 
 

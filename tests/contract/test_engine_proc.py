@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine.wire.codec import encode
-from engine.wire.messages import GROUP_TOPIC, EnginePhase, FinishReason, LoadSnapshot, UtilityRequest
+from engine.wire.messages import GROUP_TOPIC, FinishReason, LoadSnapshot, UtilityRequest
+from engine.wire.states import EnginePhase
 from tests.contract.engine_peers import ENGINE_ID, Peers, engine_process, peers_in
 
 CRASH, HANG, FAIL = 1, 2, 3

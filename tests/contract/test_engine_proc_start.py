@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.wire.messages import EnginePhase, FinishReason
+from engine.wire.messages import FinishReason
+from engine.wire.states import EnginePhase
 from tests.contract.engine_peers import Peers, engine_process, peers_in
 
 

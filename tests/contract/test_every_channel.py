@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig, EngineKind, ModelConfig, SchedulerConfig
+from engine.config.engine_config import EngineConfig, EngineKind, ModelConfig, SchedulerConfig
 from engine.wire.errors import EngineDeadError, InvalidRequestError, UtilityError
 from engine.wire.ids import EngineId
 from engine.wire.messages import AddRequest, EngineCoreOutput, FinishReason

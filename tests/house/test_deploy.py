@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from metrics.registry import render
 from metrics.stats import ServingStats
-from orchestrator.config_sources import load
+from orchestrator.config.sources import load
 from tests.house.repository import ROOT
 from tests.unit.metrics.rendering import full_registry
 

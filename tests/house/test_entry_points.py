@@ -15,7 +15,7 @@ FORBIDDEN = {
     "client.inproc_client": HEAVY | {"numpy", "orchestrator", "metrics"},
     "orchestrator.api.__main__": HEAVY,
     "orchestrator.llm.offline": HEAVY,
-    "orchestrator.cli": HEAVY,
+    "orchestrator.cli.main": HEAVY,
     "metrics.registry": HEAVY | {"client", "orchestrator"},
     "engine.main": HEAVY | {"client", "lb", "metrics", "orchestrator"},
     "engine.parallel.sim": {"transformers", "ray"},

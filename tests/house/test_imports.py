@@ -12,16 +12,22 @@ from tests.house.repository import PACKAGES, ROOT
 
 # What a hasty change might write, and the contract it must run into.
 PLANTED = {
-    "lb/planted.py": ("import client", "requests go one way: orchestrator -> client -> lb -> engine"),
+    "lb/views/planted.py": ("import client", "requests go one way: orchestrator -> client -> lb -> engine"),
+    "engine/scheduler/planted.py": ("import engine.core.native", "the rooms of the engine are layers"),
+    "orchestrator/ranks/planted.py": ("import orchestrator.api.app", "the rooms of the orchestrator are layers"),
+    "lb/routing/planted.py": (
+        "import lb.coordinator.state",
+        "picks, views and the coordinator know nothing of each other",
+    ),
     "client/planted.py": (
-        "import engine.scheduler.plan",
+        "import engine.interfaces.plan",
         "above the engine only its wire, its configuration and the names of model files are known",
     ),
-    "lb/planted_too.py": ("import engine.config", "lb and metrics know no engine configuration"),
-    "engine/planted.py": ("import metrics.stats", "metrics is said by the orchestrator alone"),
+    "lb/views/planted_too.py": ("import engine.config.engine_config", "lb and metrics know no engine configuration"),
+    "engine/core/planted.py": ("import metrics.stats", "metrics is said by the orchestrator alone"),
     "metrics/planted.py": ("import client.config", "metrics sees only engine.wire and lb"),
-    "engine/wire/planted.py": ("def lazy():\n    import engine.config", "engine.wire stands alone"),
-    "orchestrator/planted.py": ("import ray", "ray is imported only in orchestrator.launch"),
+    "engine/wire/planted.py": ("def lazy():\n    import engine.config.engine_config", "engine.wire stands alone"),
+    "orchestrator/supervisor/planted.py": ("import ray", "ray is imported only in orchestrator.launch"),
     "engine/proc/planted.py": (
         "def lazy():\n    import torch",
         "torch is imported only in engine.runner, engine.model and engine.parallel",
@@ -62,7 +68,7 @@ def test_planted_violations_break_every_contract(copy_of_the_tree: Path) -> None
 
 
 def test_one_planted_violation_breaks_its_contract_alone(copy_of_the_tree: Path) -> None:
-    text, expected = PLANTED["orchestrator/planted.py"]
-    (copy_of_the_tree / "orchestrator/planted.py").write_text(f"{text}\n")
+    text, expected = PLANTED["orchestrator/supervisor/planted.py"]
+    (copy_of_the_tree / "orchestrator/supervisor/planted.py").write_text(f"{text}\n")
     _, verdicts = lint(copy_of_the_tree)
     assert [contract for contract, verdict in verdicts.items() if verdict == "BROKEN"] == [expected]

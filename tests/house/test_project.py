@@ -82,4 +82,4 @@ def imports_of(path: Path) -> set[str]:
 
 
 def test_the_command_is_installed() -> None:
-    assert pyproject()["project"]["scripts"] == {"shoal": "orchestrator.cli:main"}
+    assert pyproject()["project"]["scripts"] == {"shoal": "orchestrator.cli.main:main"}

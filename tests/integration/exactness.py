@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core.native import NativeCore
-from engine.core.protocol import OnProgress, Runner, RunnerLimits
-from engine.scheduler.plan import Sample, StepPlan
+from engine.interfaces.engine_core import OnProgress, Runner, RunnerLimits
+from engine.interfaces.plan import Sample, StepPlan
 from engine.wire.ids import ClientId
-from engine.wire.messages import AddRequest, FinishReason, Load
+from engine.wire.load import Load
+from engine.wire.messages import AddRequest, FinishReason
 from engine.wire.sampling import SamplingParams
 from engine.wire.tensors import Tensor
 from tests.unit.runner.families import without_bars

@@ -9,7 +9,7 @@ from types import TracebackType
 
 import torch
 
-from engine.config import ModelConfig, ParallelConfig, SchedulerConfig
+from engine.config.engine_config import ModelConfig, ParallelConfig, SchedulerConfig
 from engine.core.native import NativeCore
 from engine.parallel.epoch import EpochGroup, prepare_epoch
 from engine.parallel.header import StepHeader, exchange_headers
@@ -17,7 +17,7 @@ from engine.parallel.runner import ParallelRunner
 from engine.parallel.store import StoreServer
 from engine.wire.control import Membership
 from engine.wire.ids import EngineId
-from lb.placement import place_experts
+from lb.coordinator.expert_placement import place_experts
 from tests.integration.exactness import CLIENT, make_request
 from tests.unit.parallel.members import HOST, run_members
 from tests.unit.runner.families import without_bars

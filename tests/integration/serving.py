@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import psutil
 
-from orchestrator.run_dir import live_runs
+from orchestrator.supervisor.run_dir import live_runs
 
 DEADLINE_S = 90.0
 _GREETING_BYTES = 64

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from bench.local_deployment import MODEL_NAME, LocalDeployment, local_deployment
-from engine.config import SimConfig
+from engine.config.engine_config import SimConfig
 
 MAX_MODEL_LEN = 2048
 MAX_PENDING = 64

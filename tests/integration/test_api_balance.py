@@ -6,7 +6,7 @@ from typing import Any
 import openai
 
 from bench.local_deployment import MODEL_NAME, local_deployment
-from engine.config import SimConfig
+from engine.config.engine_config import SimConfig
 
 NUM_REQUESTS = 2_000
 CONCURRENCY = 32

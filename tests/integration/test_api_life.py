@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from bench.local_deployment import MODEL_NAME, LocalDeployment, local_deployment
-from engine.config import SimConfig
+from engine.config.engine_config import SimConfig
 
 DEADLINE_S = 30.0
 CHAT_PATH = "/v1/chat/completions"

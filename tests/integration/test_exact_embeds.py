@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config import ModelConfig, SchedulerConfig
+from engine.config.engine_config import ModelConfig, SchedulerConfig
 from engine.core.native import NativeCore
-from engine.core.protocol import Runner
+from engine.interfaces.engine_core import Runner
 from engine.runner.torch_runner import TorchRunner
-from engine.wire.messages import EngineCoreOutput, FinishReason, Load
+from engine.wire.load import Load
+from engine.wire.messages import EngineCoreOutput, FinishReason
 from engine.wire.sampling import PoolingParams
 from engine.wire.tensors import Tensor
 from tests.integration.exactness import CLIENT, SmallPool, answer, make_request

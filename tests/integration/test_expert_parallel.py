@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.model import expert_weights, placement
 from engine.model.expert_weights import find_experts
 from tests.integration.exactness import assert_equal

@@ -15,17 +15,17 @@ import zmq
 
 from engine.wire.codec import encode
 from engine.wire.ids import ClientId, EngineId
+from engine.wire.load import Load
 from engine.wire.messages import (
     GROUP_TOPIC,
     EngineCoreOutput,
     EngineCoreOutputs,
-    EnginePhase,
     EngineReady,
     EngineReport,
     FinishReason,
-    Load,
 )
 from engine.wire.sockets import connect, make_socket
+from engine.wire.states import EnginePhase
 from tests.integration.serving import Deployment, chat, deployment, eventually, ranks_of
 from tests.unit.wire.mutations import mutations
 

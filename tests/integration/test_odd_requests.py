@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import ModelConfig, SchedulerConfig
+from engine.config.engine_config import ModelConfig, SchedulerConfig
 from engine.core.native import NativeCore
 from engine.runner.torch_runner import TorchRunner
 from engine.wire.messages import AddRequest, EngineCoreOutput, FinishReason

@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
-from engine.config import ModelConfig, SchedulerConfig
+from engine.config.engine_config import ModelConfig, SchedulerConfig
 from engine.core.native import NativeCore
 from engine.runner.torch_runner import TorchRunner
 from engine.wire.ids import ClientId

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from engine.config import ModelConfig, SchedulerConfig
+from engine.config.engine_config import ModelConfig, SchedulerConfig
 from engine.core.native import NativeCore
 from engine.runner.torch_runner import TorchRunner
 from engine.wire.ids import ClientId

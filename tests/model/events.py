@@ -9,11 +9,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from engine.parallel.group_member import DPGroupMember, LockstepState, leaves_below
+from engine.parallel.group_member import DPGroupMember, leaves_below
+from engine.wire.control import Membership
 from engine.wire.ids import EngineId
-from engine.wire.messages import GroupState, Membership, ReplicaInfo, ReplicaState
-from engine.wire.replicas import replicas_by_rank
-from lb.coordinator.lockstep import LockstepGroup
+from engine.wire.messages import GroupState
+from engine.wire.replicas import ReplicaInfo, replicas_by_rank
+from engine.wire.states import LockstepState, ReplicaState
+from lb.coordinator.lockstep_group import LockstepGroup
 from tests.model.outlook import Event, Outlook
 from tests.model.parts import Coordinator, Group, PlacementState, Rank
 from tests.model.safety import check_headers, check_size, parked

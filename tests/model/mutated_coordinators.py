@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec.structs import replace
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, EngineReport
-from lb.coordinator.lockstep import LockstepGroup
-from lb.waves import Waves
+from engine.wire.messages import EngineReport
+from engine.wire.states import EnginePhase
+from lb.coordinator.lockstep_group import LockstepGroup
+from lb.coordinator.waves import Waves
 from tests.model.events import Rules
 from tests.model.parts import Rank
 from tests.model.world import World

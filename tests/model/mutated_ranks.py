@@ -5,9 +5,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from engine.parallel.group_member import DPGroupMember, LockstepState, StepVerdict, leaves_below
+from engine.parallel.group_member import DPGroupMember, StepVerdict, leaves_below
 from engine.parallel.header import StepHeader
-from engine.wire.messages import GroupState, Membership
+from engine.wire.control import Membership
+from engine.wire.messages import GroupState
+from engine.wire.states import LockstepState
 from tests.model.events import Rules
 from tests.model.world import World
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from engine.wire.messages import ReplicaState
+from engine.wire.states import ReplicaState
 from tests.model.parts import PlacementState, Rank, report_key
 from tests.model.world import World
 

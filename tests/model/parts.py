@@ -8,19 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from engine.parallel.group_member import DPGroupMember, LockstepState
+from engine.parallel.group_member import DPGroupMember
+from engine.wire.control import Membership, MemberStatus
 from engine.wire.ids import EngineId
-from engine.wire.messages import (
-    EnginePhase,
-    EngineReport,
-    GroupState,
-    Load,
-    Membership,
-    MemberStatus,
-    ReplicaInfo,
-)
-from engine.wire.replicas import any_has_ended
-from lb.coordinator.lockstep import LockstepGroup
+from engine.wire.load import Load
+from engine.wire.messages import EngineReport, GroupState
+from engine.wire.replicas import ReplicaInfo, any_has_ended
+from engine.wire.states import EnginePhase, LockstepState
+from lb.coordinator.lockstep_group import LockstepGroup
 
 NUM_EXPERTS = 3
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from engine.parallel.group_member import LockstepState
+from engine.wire.control import Membership
 from engine.wire.ids import EngineId
-from engine.wire.messages import Membership
+from engine.wire.states import LockstepState
 from tests.model.parts import PlacementState
 from tests.model.world import World
 

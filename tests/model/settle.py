@@ -1,8 +1,8 @@
 """Whether a world comes to rest when nothing more goes wrong and everything arrives."""
 
-from engine.parallel.group_member import LockstepState
 from engine.wire.ids import EngineId
-from engine.wire.messages import ReplicaInfo, ReplicaState
+from engine.wire.replicas import ReplicaInfo
+from engine.wire.states import LockstepState, ReplicaState
 from tests.model.events import Rules
 from tests.model.parts import report_key
 from tests.model.world import ViolationError, World

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from engine.parallel.group_member import DPGroupMember
-from lb.coordinator.lockstep import LockstepGroup
+from lb.coordinator.lockstep_group import LockstepGroup
 from tests.model.events import Rules
 from tests.model.mutated_coordinators import GROUPS, REPLICAS
 from tests.model.mutated_ranks import MEMBERS, RANKS

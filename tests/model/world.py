@@ -6,7 +6,9 @@ have in common, and keys are worked out once.
 
 from typing import NamedTuple
 
-from engine.wire.messages import EngineReport, GroupState, Membership, ReplicaInfo
+from engine.wire.control import Membership
+from engine.wire.messages import EngineReport, GroupState
+from engine.wire.replicas import ReplicaInfo
 from tests.model.parts import Coordinator, Group, Rank, replica_in, replica_key, report_key, state_key, twin
 
 

@@ -2,11 +2,14 @@
 
 from msgspec.structs import replace
 
+from engine.wire.control import Membership, MemberStatus
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, EngineReady, EngineReport, Load, Membership, MemberStatus
-from lb.group_view import GroupView
-from lb.totals import Totals
-from lb.views import EngineState, EngineView
+from engine.wire.load import Load
+from engine.wire.messages import EngineReady, EngineReport
+from engine.wire.states import EnginePhase, EngineState
+from lb.views.engine_view import EngineView
+from lb.views.group_view import GroupView
+from lb.views.totals import Totals
 from metrics.deployment import DeploymentReading
 from metrics.stats import ServingStats
 from orchestrator.api.cluster import describe_rank, describe_readiness

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
+from engine.wire.control import ClusterSettings
 from engine.wire.ids import EngineId
-from engine.wire.messages import ClusterSettings, EnginePhase, EngineReport, Load
-from lb.views import EngineState, EngineView
+from engine.wire.load import Load
+from engine.wire.messages import EngineReport
+from engine.wire.states import EnginePhase, EngineState
+from lb.views.engine_view import EngineView
 from orchestrator.api.in_force import ranks_behind, wait_in_force
 
 

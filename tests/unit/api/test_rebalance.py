@@ -4,9 +4,11 @@ import pytest
 from msgspec.structs import replace
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, EngineReport, Load
-from lb.group_view import GroupView
-from lb.views import EngineState, EngineView
+from engine.wire.load import Load
+from engine.wire.messages import EngineReport
+from engine.wire.states import EnginePhase, EngineState
+from lb.views.engine_view import EngineView
+from lb.views.group_view import GroupView
 from orchestrator.api.errors import AdminError, ApiError
 from orchestrator.api.rebalance import members_behind, rebalance
 

@@ -8,7 +8,7 @@ from client.engine_connection import EngineConnection
 from client.sequences import MigrationReason
 from engine.wire.ids import EngineId
 from engine.wire.messages import EngineCoreOutput
-from lb.picker import RotatingPicker
+from lb.routing.picker import RotatingPicker
 from tests.unit.client.builders import RecordingSender, make_batch, make_connection
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from client.core_thread import Core
 from client.inproc_client import InprocClient
-from engine.config import EngineConfig, EngineKind, SchedulerConfig, SimConfig
+from engine.config.engine_config import EngineConfig, EngineKind, SchedulerConfig, SimConfig
 from engine.loading import load_rank
 from engine.wire.ids import EngineId
 from engine.wire.messages import EngineReady

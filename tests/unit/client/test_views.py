@@ -2,9 +2,12 @@
 
 from client.views import make_views
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, EngineReport, Load, ReplicaInfo, ReplicaState
-from lb.totals import RankTotals
-from lb.views import EngineView
+from engine.wire.load import Load
+from engine.wire.messages import EngineReport
+from engine.wire.replicas import ReplicaInfo
+from engine.wire.states import EnginePhase, ReplicaState
+from lb.views.engine_view import EngineView
+from lb.views.totals import RankTotals
 from tests.unit.client.builders import make_add, make_connection
 
 E0 = EngineId(0, 1)

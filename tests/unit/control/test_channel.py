@@ -13,8 +13,8 @@ import pytest
 import zmq
 
 from engine.wire.codec import encode
+from engine.wire.control import PauseMode
 from engine.wire.ids import ClientId
-from engine.wire.messages import PauseMode
 from engine.wire.sockets import ipc_endpoint, make_socket
 from orchestrator.control.calls import MAX_OPEN_CALLS, Handler
 from orchestrator.control.client import ControlClient

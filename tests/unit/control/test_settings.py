@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.wire.messages import ClusterSettings, PauseMode
+from engine.wire.control import ClusterSettings, PauseMode
 from orchestrator.control.errors import ControlRefusedError
 from orchestrator.control.messages import Cordon, Pause, Resume, SetLogLevel, SettingsChange, Sleep, WakeUp
 from orchestrator.control.settings import SettingsStore

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from engine.config import SchedulerConfig
-from engine.core.protocol import RunnerLimits
-from engine.scheduler.plan import Sample, SequenceState, StepPlan
+from engine.config.engine_config import SchedulerConfig
+from engine.interfaces.engine_core import RunnerLimits
+from engine.interfaces.plan import Sample, SequenceState, StepPlan
 from engine.scheduler.scheduler import Scheduler
 from engine.wire.ids import ClientId
 from engine.wire.messages import AddRequest, EngineCoreOutput

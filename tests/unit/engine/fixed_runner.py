@@ -1,7 +1,7 @@
 """A runner that says the same whatever it is given."""
 
-from engine.core.protocol import OnProgress, RunnerLimits
-from engine.scheduler.plan import Sample, StepPlan
+from engine.interfaces.engine_core import OnProgress, RunnerLimits
+from engine.interfaces.plan import Sample, StepPlan
 from tests.unit.engine.builders import sample_for
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine.scheduler.plan import ScheduledChunk, SequenceState, StepPlan
+from engine.interfaces.plan import ScheduledChunk, SequenceState, StepPlan
 
 Content = tuple[str | None, tuple[int, ...]]
 """What keys and values depend on: the salt (by agreement) and every token so far."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.scheduler.plan import Sample, StepPlan
+from engine.interfaces.plan import Sample, StepPlan
 from engine.scheduler.scheduler import Scheduler
 from tests.unit.engine.builders import make_scheduler, make_sequence, run_step, sample_for
 

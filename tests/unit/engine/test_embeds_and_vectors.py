@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import SchedulerConfig, SimConfig
+from engine.config.engine_config import SchedulerConfig, SimConfig
 from engine.core.native import NativeCore
 from engine.scheduler.hashing import chain_start
 from engine.sim.runner import SimRunner

@@ -5,7 +5,7 @@ import random
 import tracemalloc
 from pathlib import Path
 
-from engine.config import SchedulerConfig, SimConfig
+from engine.config.engine_config import SchedulerConfig, SimConfig
 from engine.core.native import NativeCore
 from engine.sim.runner import SimRunner
 from engine.wire.messages import AddRequest

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.core.native import NativeCore
 from engine.wire.errors import UnknownMethodError
 from engine.wire.messages import AddRequest, EngineCoreOutput, ErrorKind, FinishReason

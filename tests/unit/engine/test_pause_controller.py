@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from engine.config import SchedulerConfig, SimConfig
+from engine.config.engine_config import SchedulerConfig, SimConfig
 from engine.core.native import NativeCore
 from engine.proc.pause_controller import AppliedSettings, PauseController
 from engine.sim.runner import SimRunner
-from engine.wire.messages import ClusterSettings, EngineCoreOutput, FinishReason, PauseMode
+from engine.wire.control import ClusterSettings, PauseMode
+from engine.wire.messages import EngineCoreOutput, FinishReason
 from tests.unit.engine.builders import CLIENT, make_request
 
 RANK = 3

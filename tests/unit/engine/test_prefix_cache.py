@@ -2,9 +2,9 @@
 
 import pytest
 
+from engine.interfaces.plan import Sample
 from engine.scheduler.blocks import BlockPool
 from engine.scheduler.hashing import block_hash, chain_start
-from engine.scheduler.plan import Sample
 from engine.scheduler.prefix_cache import PrefixCache
 from engine.scheduler.scheduler import Scheduler
 from engine.wire.messages import EngineCoreOutput, FinishReason

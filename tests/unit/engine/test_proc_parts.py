@@ -8,8 +8,11 @@ from engine.proc.group import GroupView
 from engine.proc.mailbox import Mailbox
 from engine.proc.reports import DelayQueue, ReportPacer
 from engine.proc.sequenced_channel import SequenceCheck, SequencedChannel
+from engine.wire.control import Membership
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import ClientInfo, GroupState, Membership, ReplicaInfo, ReplicaState
+from engine.wire.messages import ClientInfo, GroupState
+from engine.wire.replicas import ReplicaInfo
+from engine.wire.states import ReplicaState
 
 ENGINE = EngineId(0, 2)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from engine.config import EngineConfig, EngineKind, ModelConfig, SchedulerConfig, SimConfig
-from engine.core.protocol import EngineCore
+from engine.config.engine_config import EngineConfig, EngineKind, ModelConfig, SchedulerConfig, SimConfig
+from engine.interfaces.engine_core import EngineCore
 from engine.loading import load_core
 from engine.wire.codec import FrameEncoder, channel_decoder, encode
 from engine.wire.errors import MalformedMessageError

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.core.protocol import RunnerLimits
 from engine.core.sampling_checks import sampling_fault
+from engine.interfaces.engine_core import RunnerLimits
 from engine.wire.sampling import SamplingParams
 
 VOCAB_SIZE = 50

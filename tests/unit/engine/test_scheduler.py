@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.scheduler.plan import Sample, StepPlan
+from engine.interfaces.plan import Sample, StepPlan
 from engine.wire.logprobs import Logprobs
 from engine.wire.messages import EngineCoreOutput, ErrorKind, FinishReason
 from tests.unit.engine.builders import (

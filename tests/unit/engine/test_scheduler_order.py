@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduler.plan import StepPlan
+from engine.interfaces.plan import StepPlan
 from engine.scheduler.request_queues import ADMISSIONS_PER_TURN
 from engine.scheduler.scheduler import Scheduler
 from tests.unit.engine.builders import CLIENT, OTHER_CLIENT, make_scheduler, make_sequence, run_step

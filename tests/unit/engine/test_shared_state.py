@@ -7,8 +7,10 @@ import pytest
 from engine.proc.shared import ClientGone, Received, SharedState
 from engine.wire.errors import EngineDeadError
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import AbortRequest, AddRequest, EnginePhase, Load
+from engine.wire.load import Load
+from engine.wire.messages import AbortRequest, AddRequest
 from engine.wire.sampling import SamplingParams
+from engine.wire.states import EnginePhase
 
 CLIENT = ClientId(0, 1)
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from engine.config import SchedulerConfig, SimConfig
+from engine.config.engine_config import SchedulerConfig, SimConfig
 from engine.core.native import NativeCore
-from engine.scheduler.plan import ScheduledChunk, SequenceState, StepPlan
+from engine.interfaces.plan import ScheduledChunk, SequenceState, StepPlan
 from engine.sim.runner import SimRunner, SimulatedCrashError, step_duration_s
 from engine.sim.tokens import prompt_hash, stream_base, token_at
 from tests.unit.engine.builders import CLIENT, make_request, make_sequence

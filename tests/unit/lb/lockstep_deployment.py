@@ -4,9 +4,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from engine.wire.control import Membership, MemberStatus
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, EngineReport, Load, Membership, MemberStatus, ReplicaInfo, ReplicaState
-from lb.coordinator.lockstep import LockstepGroup
+from engine.wire.load import Load
+from engine.wire.messages import EngineReport
+from engine.wire.replicas import ReplicaInfo
+from engine.wire.states import EnginePhase, ReplicaState
+from lb.coordinator.lockstep_group import LockstepGroup
 
 IDLE, RUNNING, PARKED = EnginePhase.IDLE, EnginePhase.RUNNING, EnginePhase.PARKED
 NUM_EXPERTS = 6

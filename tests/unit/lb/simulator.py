@@ -9,9 +9,11 @@ from functools import partial
 from itertools import count
 
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import EnginePhase, EngineReport, Load
-from lb.ledger import EngineLedger, LedgerEntry
-from lb.picker import RotatingPicker
+from engine.wire.load import Load
+from engine.wire.messages import EngineReport
+from engine.wire.states import EnginePhase
+from lb.routing.ledger import EngineLedger, LedgerEntry
+from lb.routing.picker import RotatingPicker
 
 LINE_DELAY_S = 0.001
 REPORT_GAP_S = 0.020

@@ -9,7 +9,9 @@ from msgspec.structs import replace
 from engine.wire.codec import encode, report_decoder
 from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import ClientReport, EnginePhase, EngineReport, Load
+from engine.wire.load import Load
+from engine.wire.messages import ClientReport, EngineReport
+from engine.wire.states import EnginePhase
 from lb.coordinator.state import CoordinatorState
 from tests.unit.wire.mutations import mutations
 from tests.unit.wire.test_codec import EXAMPLES

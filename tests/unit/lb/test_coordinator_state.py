@@ -5,19 +5,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from engine.wire.control import ClusterSettings, PauseMode
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import (
-    ClientInfo,
-    ClientReport,
-    ClusterSettings,
-    EnginePhase,
-    EngineReport,
-    Load,
-    PauseMode,
-    ReplicaInfo,
-    ReplicaState,
-    SupervisorReport,
-)
+from engine.wire.load import Load
+from engine.wire.messages import ClientInfo, ClientReport, EngineReport, SupervisorReport
+from engine.wire.replicas import ReplicaInfo
+from engine.wire.states import EnginePhase, ReplicaState
 from lb.coordinator.state import MAX_REPLICAS, CoordinatorState
 
 E0, E1 = EngineId(0, 1), EngineId(1, 1)

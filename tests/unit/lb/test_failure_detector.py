@@ -6,7 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, EngineReport, Load, ReplicaInfo, ReplicaState
+from engine.wire.load import Load
+from engine.wire.messages import EngineReport
+from engine.wire.replicas import ReplicaInfo
+from engine.wire.states import EnginePhase, ReplicaState
 from lb.coordinator.failure_detector import FailureDetector, RecentMax
 
 E0, E1 = EngineId(0, 1), EngineId(1, 1)

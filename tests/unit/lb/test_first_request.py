@@ -3,22 +3,13 @@
 import pytest
 from msgspec.structs import replace
 
+from engine.wire.control import ClusterSettings, Membership, MemberStatus, PauseMode
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.messages import (
-    ClientInfo,
-    ClientReport,
-    ClusterSettings,
-    EnginePhase,
-    EngineReport,
-    Load,
-    Membership,
-    MemberStatus,
-    PauseMode,
-    ReplicaInfo,
-    ReplicaState,
-    SupervisorReport,
-)
-from lb.config import LockstepConfig
+from engine.wire.load import Load
+from engine.wire.messages import ClientInfo, ClientReport, EngineReport, SupervisorReport
+from engine.wire.replicas import ReplicaInfo
+from engine.wire.states import EnginePhase, ReplicaState
+from lb.coordinator.config import LockstepConfig
 from lb.coordinator.state import CoordinatorState
 
 MEMBERS = [EngineId(0, 1), EngineId(1, 1)]

@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import Load
-from lb import picker
-from lb.ledger import EngineLedger
-from lb.picker import RotatingPicker
+from engine.wire.load import Load
+from lb.routing import picker
+from lb.routing.ledger import EngineLedger
+from lb.routing.picker import RotatingPicker
 from tests.unit.lb.simulator import Group, SimClient
 
 NUM_REQUESTS = 1500

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import Load
-from lb.ledger import EngineLedger, LedgerEntry
+from engine.wire.load import Load
+from lb.routing.ledger import EngineLedger, LedgerEntry
 
 
 def _ledger() -> EngineLedger:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from engine.wire.messages import EnginePhase, Load, ReplicaState
+from engine.wire.load import Load
+from engine.wire.states import EnginePhase, ReplicaState
 from tests.unit.lb.lockstep_deployment import NUM_EXPERTS, PARKED, Deployment, three_ranks
 
 

@@ -2,8 +2,11 @@
 
 import pytest
 
+from engine.wire.control import Membership
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, EngineReport, Load, Membership, ReplicaState
+from engine.wire.load import Load
+from engine.wire.messages import EngineReport
+from engine.wire.states import EnginePhase, ReplicaState
 from tests.unit.lb.lockstep_deployment import IDLE, PARKED, RUNNING, Deployment, three_ranks
 
 

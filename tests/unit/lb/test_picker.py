@@ -6,9 +6,9 @@ import pytest
 
 from engine.wire.errors import InvalidRequestError, OverloadedError
 from engine.wire.ids import EngineId
-from engine.wire.messages import Load
-from lb.ledger import EngineLedger
-from lb.picker import RotatingPicker, only_rank
+from engine.wire.load import Load
+from lb.routing.ledger import EngineLedger
+from lb.routing.picker import RotatingPicker, only_rank
 
 
 def _ledgers(*ranks: int) -> list[EngineLedger]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lb.placement import Placement, num_moved, num_replicas, place_experts
+from lb.coordinator.expert_placement import Placement, num_moved, num_replicas, place_experts
 
 _LOADS = st.floats(0, 1000, allow_nan=False)
 

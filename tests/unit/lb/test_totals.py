@@ -4,9 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from engine.wire.control import Membership, MemberStatus
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, EngineReport, Load, Membership, MemberStatus
-from lb.totals import EXPERTS, RankTotals, Record, Totals, totals_in
+from engine.wire.load import Load
+from engine.wire.messages import EngineReport
+from engine.wire.states import EnginePhase
+from lb.views.totals import EXPERTS, RankTotals, Record, Totals, totals_in
 
 
 def report(engine_id: EngineId, num_steps: int, num_hits: int = 0) -> EngineReport:

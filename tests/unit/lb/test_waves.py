@@ -3,8 +3,10 @@
 from typing import Any
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, EngineReport, Load
-from lb.waves import Waves
+from engine.wire.load import Load
+from engine.wire.messages import EngineReport
+from engine.wire.states import EnginePhase
+from lb.coordinator.waves import Waves
 
 EPOCH = 4
 

@@ -9,7 +9,8 @@ from typing import Any, cast
 from engine.wire.errors import OverloadedError
 from engine.wire.ids import ClientId, EngineId, RequestIds
 from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, EngineReady, FinishReason
-from lb.views import EngineState, EngineView
+from engine.wire.states import EngineState
+from lb.views.engine_view import EngineView
 from metrics.stats import ServingStats
 from orchestrator.llm.async_llm import AsyncLLM
 from orchestrator.llm.tokenizer import TextTokenizer, byte_tokenizer

@@ -269,9 +269,9 @@ def test_a_start_that_fails_leaves_no_thread() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"data_paralel_size": 2}, "unknown knob data_paralel_size .did you mean data_parallel_size?"),
-        ({"port": 8000}, "port is a knob of `shoal serve`"),
-        ({"served_model_name": "x"}, "served_model_name is a knob of `shoal serve`"),
+        ({"data_paralel_size": 2}, "unknown option data_paralel_size .did you mean data_parallel_size?"),
+        ({"port": 8000}, "port is an option of `shoal serve`"),
+        ({"served_model_name": "x"}, "served_model_name is an option of `shoal serve`"),
         ({"data_parallel_size": 0}, "data_parallel_size: must be greater than or equal to 1, not 0"),
         ({"engine": "torch"}, "required with --engine torch"),
     ],

@@ -6,10 +6,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, EngineReport, Load
-from lb.group_view import GroupView
-from lb.totals import NOTHING_COUNTED, Totals
-from lb.views import EngineState, EngineView
+from engine.wire.load import Load
+from engine.wire.messages import EngineReport
+from engine.wire.states import EnginePhase, EngineState
+from lb.views.engine_view import EngineView
+from lb.views.group_view import GroupView
+from lb.views.totals import NOTHING_COUNTED, Totals
 from metrics.deployment import ApiServerView, DeploymentReading
 from metrics.registry import make_registry, render
 from metrics.stats import ServingStats

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import Load
-from lb.totals import RankTotals
+from engine.wire.load import Load
+from lb.views.totals import RankTotals
 from metrics.deployment import DeploymentStats
 from metrics.memory import StatsMemory
 from metrics.registry import make_registry

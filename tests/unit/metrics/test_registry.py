@@ -10,9 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import metrics
 from engine.wire.ids import EngineId
-from engine.wire.messages import Load, ReplicaInfo, ReplicaState
-from lb.totals import Totals
-from lb.views import EngineState
+from engine.wire.load import Load
+from engine.wire.replicas import ReplicaInfo
+from engine.wire.states import EngineState, ReplicaState
+from lb.views.totals import Totals
 from metrics.registry import render
 from metrics.stats import ServingStats
 from tests.unit.metrics.rendering import full_registry, registry_of, samples_of, view

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import ModelConfig, ParallelConfig, SchedulerConfig
+from engine.config.engine_config import ModelConfig, ParallelConfig, SchedulerConfig
 from engine.parallel.checkpoint import most_rows
 from engine.parallel.runner import ParallelRunner
 from engine.runner.kv_memory import allocate_cache

@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 
-from engine.parallel.group_member import DPGroupMember, LockstepState
+from engine.parallel.group_member import DPGroupMember
 from engine.parallel.header import StepHeader
+from engine.wire.control import Membership
 from engine.wire.ids import EngineId
-from engine.wire.messages import GroupState, Membership, ReplicaInfo, ReplicaState
+from engine.wire.messages import GroupState
+from engine.wire.replicas import ReplicaInfo
+from engine.wire.states import LockstepState, ReplicaState
 
 E0, E1, E2 = EngineId(0, 1), EngineId(1, 1), EngineId(2, 1)
 BOTH = [E0, E1]

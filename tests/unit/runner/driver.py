@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from engine.core.protocol import Runner
-from engine.scheduler.plan import Sample, ScheduledChunk, SequenceState, StepPlan
+from engine.interfaces.engine_core import Runner
+from engine.interfaces.plan import Sample, ScheduledChunk, SequenceState, StepPlan
 from engine.wire.ids import ClientId
 from engine.wire.sampling import SamplingParams
 

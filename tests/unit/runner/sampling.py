@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.interfaces.plan import Sample, ScheduledChunk, SequenceState, StepPlan
 from engine.runner.sampler import Sampler
-from engine.scheduler.plan import Sample, ScheduledChunk, SequenceState, StepPlan
 from engine.wire.ids import ClientId
 from engine.wire.sampling import SamplingParams
 

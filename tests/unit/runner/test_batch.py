@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from engine.interfaces.plan import ScheduledChunk, SequenceState, StepPlan
 from engine.runner.batch import StepBatch, make_batch
-from engine.scheduler.plan import ScheduledChunk, SequenceState, StepPlan
 from engine.wire.ids import ClientId
 from engine.wire.sampling import SamplingParams
 

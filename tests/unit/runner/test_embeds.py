@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from engine.interfaces.plan import ScheduledChunk, SequenceState
 from engine.runner.embeds import given_embeds
-from engine.scheduler.plan import ScheduledChunk, SequenceState
 from engine.wire.ids import ClientId
 from engine.wire.sampling import SamplingParams
 from engine.wire.tensors import Tensor

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import ModelConfig, SchedulerConfig
+from engine.config.engine_config import ModelConfig, SchedulerConfig
 from engine.runner.torch_runner import TorchRunner
 from tests.unit.runner.driver import Driver
 from tests.unit.runner.families import FAMILIES, VOCAB_SIZE, generate, save_family

@@ -9,10 +9,10 @@ import pytest
 import torch
 from llguidance import LLMatcher, LLTokenizer
 
+from engine.interfaces.plan import SequenceState
 from engine.runner.grammar import Grammars
 from engine.runner.grammar_compiler import GrammarCompiler
 from engine.runner.sampler import Sampler
-from engine.scheduler.plan import SequenceState
 from engine.wire.messages import ErrorKind
 from engine.wire.sampling import SamplingParams
 from tests.unit.runner.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer, decode, encode

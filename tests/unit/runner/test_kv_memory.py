@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.config import SchedulerConfig
+from engine.config.engine_config import SchedulerConfig
 from engine.runner.kv_cache import LayerShape
 from engine.runner.kv_memory import allocate_cache, count_blocks, memory_bytes
 from engine.wire.errors import StartupError

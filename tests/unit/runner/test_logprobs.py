@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.config import ModelConfig, SchedulerConfig
+from engine.config.engine_config import ModelConfig, SchedulerConfig
 from engine.runner.torch_runner import TorchRunner
 from engine.wire.logprobs import Logprobs
 from tests.unit.runner.driver import Driver

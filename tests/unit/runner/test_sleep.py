@@ -7,7 +7,7 @@ import psutil
 import pytest
 from transformers import LlamaConfig
 
-from engine.config import ModelConfig, SchedulerConfig
+from engine.config.engine_config import ModelConfig, SchedulerConfig
 from engine.core.native import NativeCore
 from engine.runner.free_memory import free_memory
 from engine.runner.torch_runner import TorchRunner

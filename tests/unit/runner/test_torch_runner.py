@@ -7,8 +7,8 @@ import pytest
 from transformers import BloomConfig, LlamaConfig, MambaConfig, Phi3Config
 from transformers.utils.logging import disable_progress_bar
 
-from engine.config import ModelConfig, SchedulerConfig
-from engine.core.protocol import Runner
+from engine.config.engine_config import ModelConfig, SchedulerConfig
+from engine.interfaces.engine_core import Runner
 from engine.runner.torch_runner import TorchRunner
 from engine.wire.errors import StartupError
 from engine.wire.sampling import SamplingParams

@@ -5,12 +5,15 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
+from engine.wire.control import Membership
 from engine.wire.ids import EngineId
-from engine.wire.messages import GroupState, Membership, ReplicaInfo, ReplicaState
-from orchestrator.replica_table import Replica, ReplicaHistory
-from orchestrator.restarts import RestartRule, Restarts
+from engine.wire.messages import GroupState
+from engine.wire.replicas import ReplicaInfo
+from engine.wire.states import ReplicaState
+from orchestrator.processes.restarts import RestartRule, Restarts
+from orchestrator.ranks.replica_table import Replica, ReplicaHistory
 from orchestrator.scaling.observe import is_member
-from tests.unit.orchestrator.reports import report
+from tests.unit.ranks.reports import report
 
 E0, E1 = EngineId(0, 1), EngineId(1, 1)
 

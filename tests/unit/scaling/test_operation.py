@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.wire.states import ReplicaState
 from orchestrator.scaling.errors import RefusalKind, ScaleRefusedError
-from orchestrator.scaling.observed_state import ActionKind, EngineStage, GroupStage, PlacementState
+from orchestrator.scaling.observed_state import ActionKind, GroupStage, PlacementState
 from orchestrator.scaling.plan import ScaleRequest
 from orchestrator.scaling.steps import Phase
 from tests.unit.scaling.world import Run
@@ -135,7 +136,7 @@ def test_no_place_ends_it_before_anything_is_started() -> None:
 def test_a_new_rank_that_dies_while_it_loads_undoes_all() -> None:
     run = run_to(Phase.LOAD, *GROW)
     run.world.settle(2)
-    run.world.set(3, engine=EngineStage.ENDED, reason="exit status 1: no memory")
+    run.world.set(3, engine=ReplicaState.DEAD, reason="exit status 1: no memory")
     run.finish()
     assert "rank 3 ended: exit status 1: no memory" in str(run.operation.error)
     run.assert_consistent_end()
@@ -240,4 +241,4 @@ def _break(run: Run, fault: str, chance: Random) -> None:
     if fault == "die" and not operation.is_committed and anybody:
         rank = chance.choice([*joining, *operation.plan.leaving] or anybody)
         if rank in world.ranks and not world.of(rank).is_over and rank in (*joining, *operation.plan.leaving):
-            world.set(rank, engine=EngineStage.ENDED, reason="killed by SIGKILL", is_empty=False, is_member=False)
+            world.set(rank, engine=ReplicaState.DEAD, reason="killed by SIGKILL", is_empty=False, is_member=False)

@@ -8,12 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import EnginePhase, Load
-from orchestrator.engine_group import EngineGroup
-from orchestrator.launch.host import EngineExit
-from orchestrator.progress import LineProgress
-from orchestrator.replica_table import Replica
-from orchestrator.restarts import RestartRule
+from engine.wire.load import Load
+from engine.wire.states import EnginePhase
+from orchestrator.processes.child_process import ProcessExit
+from orchestrator.processes.restarts import RestartRule
+from orchestrator.ranks.engine_group import EngineGroup
+from orchestrator.ranks.progress import LineProgress
+from orchestrator.ranks.replica_table import Replica
 from orchestrator.scaling.errors import RefusalKind, ScaleRefusedError
 from orchestrator.scaling.operation import ScaleOperation
 from orchestrator.scaling.operations import ScaleOperations
@@ -21,8 +22,8 @@ from orchestrator.scaling.plan import ScaleLimits, ScaleRequest
 from orchestrator.scaling.scaler import Scaler
 from orchestrator.scaling.steps import Phase, ScaleDeadlines
 from tests.contract.deployment import eventually
-from tests.unit.orchestrator.puppet_host import PuppetHost, make_spec
-from tests.unit.orchestrator.reports import report
+from tests.unit.ranks.puppet_host import PuppetHost, make_spec
+from tests.unit.ranks.reports import report
 
 SHORT = ScaleDeadlines(load_s=0.2, handshake_s=0.2, migrate_s=0.2, stop_s=0.1)
 
@@ -54,7 +55,7 @@ class Stage:
         if handle is None or handle.exited.done():
             return
         if replica.dismissed:
-            self.host.end(replica.engine_id, EngineExit(0, "exit status 0"))
+            self.host.end(replica.engine_id, ProcessExit(0, "exit status 0"))
             return
         self._seq += 1
         load = Load(num_running=0 if replica.is_migrating else 3)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from random import Random
 
+from engine.wire.states import ReplicaState
 from orchestrator.scaling.observed_state import (
     Action,
     ActionKind,
-    EngineStage,
     GroupStage,
     ObservedRank,
     ObservedState,
@@ -17,7 +17,7 @@ from orchestrator.scaling.plan import ScaleLimits, ScaleRequest, plan_scale
 from orchestrator.scaling.steps import Phase, ScaleDeadlines
 
 DEADLINES = ScaleDeadlines(reserve_s=5, spawn_s=5, load_s=10, handshake_s=5, group_s=10, migrate_s=5, stop_s=3)
-SERVING = ObservedRank(PlacementState.HELD, EngineStage.READY, 1.0, is_reached=True, num_sequences=3)
+SERVING = ObservedRank(PlacementState.HELD, ReplicaState.ALIVE, 1.0, is_reached=True, num_sequences=3)
 
 
 @dataclass
@@ -61,7 +61,7 @@ class World:
                 self.set(rank, placement=PlacementState.ASKED)
             case ActionKind.SPAWN:
                 flags.temporary = True
-                self.set(rank, engine=EngineStage.STARTING)
+                self.set(rank, engine=ReplicaState.STARTING)
             case ActionKind.CORDON:
                 flags.cordoned = True
             case ActionKind.MIGRATE:
@@ -72,12 +72,12 @@ class World:
                 flags.dismissed = True
             case ActionKind.RESTORE:
                 self.flags[rank] = Flags()
-                if self.of(rank).engine is EngineStage.ENDED:
-                    self.set(rank, engine=EngineStage.READY, reason="")
+                if self.of(rank).engine is ReplicaState.DEAD:
+                    self.set(rank, engine=ReplicaState.ALIVE, reason="")
             case ActionKind.ADMIT:
                 flags.temporary = False
             case ActionKind.KILL:
-                self.set(rank, engine=EngineStage.ENDED, reason="killed")
+                self.set(rank, engine=ReplicaState.DEAD, reason="killed")
             case ActionKind.RELEASE:
                 assert self.of(rank).is_over, "a place is given back only when nothing lives there"
                 del self.ranks[rank], self.flags[rank]
@@ -87,16 +87,16 @@ class World:
         known, flags = self.of(rank), self.flags.get(rank, Flags())
         if known.placement is PlacementState.ASKED:
             self.set(rank, placement=PlacementState.HELD)
-        elif known.engine is EngineStage.STARTING and now_ready:
-            self.set(rank, engine=EngineStage.READY, progress=1.0, is_member=self.is_lockstep)
-        elif known.engine is EngineStage.READY and not known.is_reached:
+        elif known.engine is ReplicaState.STARTING and now_ready:
+            self.set(rank, engine=ReplicaState.ALIVE, progress=1.0, is_member=self.is_lockstep)
+        elif known.engine is ReplicaState.ALIVE and not known.is_reached:
             self.set(rank, is_reached=True, num_sequences=2)
         elif flags.moving or (flags.cordoned and known.num_sequences == 0):
             self.set(rank, num_sequences=0, is_empty=True, is_member=known.is_member and not flags.leaving)
             if flags.dismissed:
-                self.set(rank, engine=EngineStage.ENDED, reason="exit status 0")
+                self.set(rank, engine=ReplicaState.DEAD, reason="exit status 0")
         elif flags.dismissed:
-            self.set(rank, engine=EngineStage.ENDED, reason="exit status 0")
+            self.set(rank, engine=ReplicaState.DEAD, reason="exit status 0")
         elif flags.cordoned:
             self.set(rank, num_sequences=known.num_sequences - 1)
 

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from engine.wire import codec
 from engine.wire.codec import Decoder, FrameEncoder, encode
+from engine.wire.control import Membership
 from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import ClientId, EngineId
+from engine.wire.load import Load
 from engine.wire.messages import (
     AbortRequest,
     AddRequest,
@@ -20,21 +22,18 @@ from engine.wire.messages import (
     ClientReport,
     EngineCoreOutput,
     EngineCoreOutputs,
-    EnginePhase,
     EngineReady,
     EngineReport,
     FinishReason,
     GroupState,
-    Load,
     LoadSnapshot,
-    Membership,
-    ReplicaInfo,
-    ReplicaState,
     SupervisorReport,
     UtilityOutput,
     UtilityRequest,
 )
+from engine.wire.replicas import ReplicaInfo
 from engine.wire.sampling import SamplingParams
+from engine.wire.states import EnginePhase, ReplicaState
 from tests.unit.wire.mutations import mutations
 from tests.unit.wire.strategies import MESSAGES, messages
 

@@ -3,8 +3,8 @@
 import pytest
 
 from engine.wire.ids import EngineId
-from engine.wire.messages import ReplicaInfo, ReplicaState
-from engine.wire.replicas import any_has_ended, replicas_by_rank
+from engine.wire.replicas import ReplicaInfo, any_has_ended, replicas_by_rank
+from engine.wire.states import ReplicaState
 
 E0, E1 = EngineId(0, 1), EngineId(1, 1)
 ALIVE, DEAD = ReplicaState.ALIVE, ReplicaState.DEAD

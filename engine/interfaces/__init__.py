@@ -1,0 +1,1 @@
+"""The contracts inside an engine: what the process drives, what the scheduler hands to a runner."""

@@ -1,0 +1,1 @@
+"""Picks: the load ledger of one client and the choice of an engine. Pure."""

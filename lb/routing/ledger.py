@@ -1,0 +1,166 @@
+"""One client's own exact view of what it has in flight on one engine, merged with the engine's last report."""
+
+from collections import deque
+
+from engine.wire.ids import EngineId
+from engine.wire.load import Load
+from lb.routing.load import arrival_weight, has_room, is_full, num_waiting, relief, reported_load
+
+MAX_UNCOVERED_FINISHES = 10_000
+
+
+class LedgerEntry:
+    """One sequence of this client on this engine.
+
+    channel_seq: number of its ADD on the line. finished_seq: first report that reflects its end; None while unfinished.
+    """
+
+    __slots__ = ("channel_seq", "cost", "finished_seq")
+
+    def __init__(self, channel_seq: int, cost: int) -> None:
+        self.channel_seq = channel_seq
+        self.cost = cost
+        self.finished_seq: int | None = None
+
+
+class EngineLedger:
+    """Counts this client's sequences on one engine so that nothing is counted twice and nothing is missed.
+
+    The report says what the engine had at ``report_seq``, after it applied this client's messages up to ``applied``.
+    Own sequences behind ``applied`` are not in it yet; own sequences that ended later are still in it:
+
+        load = reported + clients * weight * cost(own unfinished, channel_seq > applied)
+                        - relief(own, channel_seq <= applied, finished after report_seq)
+
+    The factor ``clients`` assumes that the other clients, which see the same report, send as much as this one.
+    Without a report, or when reports of this engine stopped, own unfinished sequences (times clients, so that the
+    figure stays comparable with reported ones) are all there is.
+    """
+
+    __slots__ = (
+        "_applied",
+        "_finished",
+        "_has_room",
+        "_is_full",
+        "_num_waiting",
+        "_relief",
+        "_report_seq",
+        "_reported",
+        "_unapplied",
+        "_weight",
+        "engine_id",
+        "finished_cost",
+        "fresh_at",
+        "num_picks",
+        "num_unfinished",
+        "stale",
+        "unapplied_cost",
+        "unfinished_cost",
+    )
+
+    def __init__(self, engine_id: EngineId) -> None:
+        self.engine_id = engine_id
+        self.num_picks = 0
+        self.num_unfinished = 0
+        self.unfinished_cost = 0
+        self.unapplied_cost = 0
+        self.finished_cost = 0
+        self.stale = True
+        self.fresh_at = float("-inf")
+        self._report_seq = -1
+        self._applied = 0
+        self._reported = 0
+        self._num_waiting = 0
+        self._relief = 0
+        self._weight = 1
+        self._is_full = False
+        self._has_room = False
+        # Unfinished entries with channel_seq > applied, in the order of their channel_seq.
+        self._unapplied: dict[int, LedgerEntry] = {}
+        # Finished entries that a report may still count. Bounded, because while the coordinator is away no report
+        # comes to clear it; what falls out is at worst counted once more in the first report after its return.
+        self._finished: deque[LedgerEntry] = deque(maxlen=MAX_UNCOVERED_FINISHES)
+
+    @property
+    def report_seq(self) -> int:
+        """Return the number of the last report taken in; -1 before the first."""
+        return self._report_seq
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether its sequences wait for its KV cache; False when nothing is known of it."""
+        return self._is_full and not self.stale
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether its KV cache has room and nobody waits; False when nothing is known of it."""
+        return self._has_room and not self.stale
+
+    def add(self, channel_seq: int, cost: int) -> LedgerEntry:
+        """Record a sequence whose ADD is about to be sent as ``channel_seq``."""
+        entry = LedgerEntry(channel_seq, cost)
+        self._unapplied[channel_seq] = entry
+        self.num_unfinished += 1
+        self.unfinished_cost += cost
+        self.unapplied_cost += cost
+        self.num_picks += 1
+        return entry
+
+    def withdraw(self, entry: LedgerEntry) -> None:
+        """Forget a sequence whose ADD was never sent."""
+        self._end(entry)
+        self.num_picks -= 1
+
+    def finish(self, entry: LedgerEntry, report_seq: int) -> None:
+        """Record the end of a sequence, seen in an output frame that report ``report_seq`` is the first to reflect."""
+        self._end(entry)
+        entry.finished_seq = report_seq
+        if report_seq > self._report_seq:
+            self._finished.append(entry)
+            if entry.channel_seq <= self._applied:
+                self._set_finished_cost(self.finished_cost + entry.cost)
+
+    def on_report(self, report_seq: int, applied: int, load: Load, now: float) -> None:
+        """Take the engine's last report; an old or repeated one changes nothing."""
+        if report_seq <= self._report_seq:
+            return
+        self._report_seq = report_seq
+        self._applied = applied
+        self._reported = reported_load(load)
+        self._num_waiting = num_waiting(load)
+        self._weight = arrival_weight(load)
+        self._is_full = is_full(load)
+        self._has_room = has_room(load)
+        self.fresh_at = now
+        self.stale = False
+        self._settle()
+
+    def load(self, num_clients: int) -> int:
+        """Return the load of this engine in load units, never negative."""
+        if self.stale:
+            return num_clients * self.unfinished_cost
+        return max(0, self._reported + num_clients * self._weight * self.unapplied_cost - self._relief)
+
+    def _end(self, entry: LedgerEntry) -> None:
+        assert entry.finished_seq is None, "a sequence ends once"
+        entry.finished_seq = -1
+        self.num_unfinished -= 1
+        self.unfinished_cost -= entry.cost
+        if self._unapplied.pop(entry.channel_seq, None) is not None:
+            self.unapplied_cost -= entry.cost
+
+    def _settle(self) -> None:
+        covered = []
+        for channel_seq in self._unapplied:
+            if channel_seq > self._applied:
+                break
+            covered.append(channel_seq)
+        for channel_seq in covered:
+            self.unapplied_cost -= self._unapplied.pop(channel_seq).cost
+        while self._finished and (self._finished[0].finished_seq or 0) <= self._report_seq:
+            self._finished.popleft()
+        self._set_finished_cost(sum(entry.cost for entry in self._finished if entry.channel_seq <= self._applied))
+
+    def _set_finished_cost(self, cost: int) -> None:
+        self.finished_cost = cost
+        self._relief = relief(cost, self._num_waiting)

@@ -1,0 +1,1 @@
+"""Engines and the lockstep group as people and metrics see them. Pure."""

@@ -1,0 +1,1 @@
+"""Child processes: how one is started, watched, restarted and ended."""

@@ -1,0 +1,195 @@
+"""One child process: started by exec, spec on standard input, ready line on standard output, last lines kept.
+
+Shared by the local host, the shell inside a Ray actor and the supervisor's own children. Start it from the main
+thread: the child asks the kernel to die with the *thread* that started it.
+"""
+
+import asyncio
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, cast
+
+import msgspec
+
+from engine.wire.errors import StartupError
+from engine.wire.process import child_environment
+from engine.wire.replicas import EndKind
+from orchestrator.processes.waits import wait_all
+
+LineSink = Callable[[str], None]
+"""Takes one line of a child's standard error, without its line end."""
+
+NUM_LAST_LINES = 20
+
+_STDOUT, _STDERR = 1, 2
+_MAX_LINE_BYTES = 16 * 1024
+_LAST_WORDS_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExit:
+    """The end of one process, confirmed by whatever hosts it.
+
+    returncode: as ``subprocess`` has it (negative: the signal); None when only the loss of its host is known.
+    reason: one sentence for people. last_lines: the end of what it wrote to standard error. was_hung: it was killed
+    because it made no progress.
+    """
+
+    returncode: int | None
+    reason: str
+    last_lines: tuple[str, ...] = ()
+    was_hung: bool = False
+
+    @property
+    def kind(self) -> EndKind:
+        """Return the kind of this end."""
+        if self.was_hung:
+            return EndKind.HUNG
+        if self.returncode is None:
+            return EndKind.LOST
+        return EndKind.SIGNAL if self.returncode < 0 else EndKind.EXIT
+
+
+async def start_child(
+    module: str,
+    spec: Any,
+    on_line: LineSink,
+    pass_fds: Sequence[int] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> "ChildProcess":
+    """Start ``python -m module`` with ``spec`` as JSON on its standard input.
+
+    on_line: gets each line of its standard error. pass_fds: descriptors it inherits under the same numbers. variables:
+    added to its environment.
+    """
+    # -P: the current directory must not win over the installed packages.
+    transport, child = await asyncio.get_running_loop().subprocess_exec(
+        lambda: ChildProcess(module, on_line),
+        *(sys.executable, "-P", "-m", module),
+        env={**child_environment(), **variables},
+        pass_fds=tuple(pass_fds),
+    )
+    # Casts, not checks: transports of uvloop, which Ray gives its workers, do not inherit from these classes.
+    stdin = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))
+    stdin.write(msgspec.json.encode(spec))
+    stdin.close()  # after what was written; a child that ends without reading is seen by its exit
+    return child
+
+
+class ChildProcess(asyncio.SubprocessProtocol):
+    """A running child.
+
+    exited: resolved once, after the last line of its standard error, so that whoever sees the end knows the last words.
+    A stream class on top of ``asyncio.create_subprocess_exec`` was rejected: its ``wait()`` also waits for every
+    process that inherited a pipe.
+    """
+
+    def __init__(self, module: str, on_line: LineSink) -> None:
+        loop = asyncio.get_running_loop()
+        self.exited: asyncio.Future[ProcessExit] = loop.create_future()
+        self._module = module
+        self._on_line = on_line
+        self._ready_line: asyncio.Future[bytes] = loop.create_future()
+        self._stdout = b""
+        self._stderr = b""
+        self._last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._give_up: asyncio.TimerHandle | None = None
+
+    @property
+    def pid(self) -> int:
+        """Return the process id."""
+        assert self._transport is not None
+        return self._transport.get_pid()
+
+    async def ready_line(self) -> bytes:
+        """Wait for the line the child writes to standard output.
+
+        Raises:
+            StartupError: the child ended without it; with its exit and last line.
+        """
+        waited: list[asyncio.Future[Any]] = [self._ready_line, self.exited]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if self._ready_line.done():
+            return self._ready_line.result()
+        raise StartupError(f"{self._module} did not start: {self.exited.result().reason}")
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal; no effect on a child that has ended."""
+        if self._transport is not None and self._transport.get_returncode() is None:
+            self._transport.send_signal(number)
+
+    async def stop(self, timeout_s: float, *force_stop: "asyncio.Future[Any]") -> bool:
+        """SIGTERM, wait ``timeout_s`` or until any of ``force_stop`` is done, SIGKILL. Returns whether it obeyed."""
+        self.send_signal(signal.SIGTERM)
+        obeyed = await wait_all([self.exited], timeout_s, *force_stop)
+        if not obeyed:
+            self.send_signal(signal.SIGKILL)
+            await asyncio.wait([self.exited])
+        return obeyed
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Take bytes of standard output or standard error."""
+        if fd == _STDERR:
+            self._take_stderr(data)
+        elif not self._ready_line.done():
+            self._stdout += data
+            line, newline, _ = self._stdout.partition(b"\n")
+            if newline:
+                self._ready_line.set_result(line)
+
+    def process_exited(self) -> None:
+        """Wait a moment for what is left in the pipes; another process may hold them open for ever."""
+        self._give_up = asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._end)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See the end of the process and of its pipes."""
+        self._end()
+
+    def _take_stderr(self, data: bytes) -> None:
+        *lines, self._stderr = (self._stderr + data).split(b"\n")
+        if len(self._stderr) > _MAX_LINE_BYTES:
+            lines, self._stderr = [*lines, self._stderr], b""
+        for line in lines:
+            self._take_line(line)
+
+    def _take_line(self, line: bytes) -> None:
+        text = line.decode("utf-8", "replace").rstrip("\r")
+        self._last_lines.append(text)
+        self._on_line(text)
+
+    def _end(self) -> None:
+        if self._give_up is not None:
+            self._give_up.cancel()
+        if self.exited.done():
+            return
+        if self._stderr:
+            self._take_line(self._stderr)
+        assert self._transport is not None
+        returncode = self._transport.get_returncode()
+        assert returncode is not None
+        lines = tuple(self._last_lines)
+        self.exited.set_result(ProcessExit(returncode, describe_exit(returncode, lines), lines))
+        self._transport.close()
+
+
+def describe_exit(returncode: int, last_lines: Sequence[str]) -> str:
+    """Say in one sentence how a process ended, and what it said last where that can be the reason."""
+    end = f"killed by {_signal_name(-returncode)}" if returncode < 0 else f"exit status {returncode}"
+    said = next((line.strip() for line in reversed(last_lines) if line.strip()), "")
+    return f"{end}: {said}" if said and returncode not in (0, -signal.SIGKILL) else end
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,76 @@
+"""A host whose engines have no process, and end when the test says so."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.config.engine_config import EngineConfig, EngineKind
+from engine.config.engine_spec import EngineSpec
+from engine.wire.errors import StartupError
+from engine.wire.ids import EngineId
+from orchestrator.launch.host import Capacity, EngineHandle, Site
+from orchestrator.processes.child_process import ProcessExit
+
+GONE = ProcessExit(-9, "killed by SIGKILL")
+
+
+@dataclass
+class PuppetHost:
+    """An ``EngineHost`` without processes.
+
+    refusals: errors that the next starts end with. num_free: places it says it has. reserved: ranks with a place beside
+    those of the start. may_reserve: set when asking for a place shall succeed, or fail with ``refusal``.
+    """
+
+    handles: dict[EngineId, EngineHandle] = field(default_factory=dict)
+    killed: list[EngineId] = field(default_factory=list)
+    refusals: list[Exception] = field(default_factory=list)
+    num_starts: int = 0
+    num_free: int | None = None
+    reserved: set[int] = field(default_factory=set)
+    may_reserve: asyncio.Event = field(default_factory=asyncio.Event)
+    refusal: str = ""
+
+    async def open(self, num_ranks: int, device: str) -> Site:
+        return Site(device, None)
+
+    def capacity(self) -> Capacity:
+        return Capacity(self.num_free, "each rank needs 1 CPU", {})
+
+    async def reserve(self, rank: int) -> None:
+        await self.may_reserve.wait()
+        if self.refusal:
+            raise StartupError(self.refusal)
+        self.reserved.add(rank)
+
+    async def release(self, rank: int) -> None:
+        self.reserved.discard(rank)
+
+    async def start(self, spec: EngineSpec) -> EngineHandle:
+        self.num_starts += 1
+        if self.refusals:
+            raise self.refusals.pop(0)
+        handle = EngineHandle(spec.engine_id, asyncio.get_running_loop().create_future())
+        self.handles[spec.engine_id] = handle
+        return handle
+
+    def kill(self, engine_id: EngineId) -> None:
+        self.killed.append(engine_id)
+        self.end(engine_id)
+
+    def end(self, engine_id: EngineId, end: ProcessExit = GONE) -> None:
+        self.handles[engine_id].exited.set_result(end)
+
+    async def stop(self, _force_stop: Any) -> list[str]:
+        return []
+
+
+def make_spec(engine_id: EngineId) -> EngineSpec:
+    return EngineSpec(
+        engine_id=engine_id,
+        engine=EngineConfig(kind=EngineKind.SIM),
+        report_endpoint="",
+        state_endpoint="",
+        build_id="",
+        config_hash="",
+    )
