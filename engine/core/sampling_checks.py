@@ -44,15 +44,15 @@ def _penalty_fault(sampling: SamplingParams) -> str | None:
         if not _is_score(penalty):
             return f"{name}_penalty is {penalty}; it must be a number{_SCORE_LIMIT}"
     repetition = sampling.repetition_penalty
-    if not (math.isfinite(repetition) and repetition > 0):
-        return f"repetition_penalty is {repetition}; it must be a number above 0"
+    if not (_is_score(repetition) and repetition > 0):
+        return f"repetition_penalty is {repetition}; it must be a number above 0 and at most a million"
     if not all(map(_is_score, sampling.logit_bias.values())):
         return f"logit_bias holds a value that is no number{_SCORE_LIMIT}"
     return None
 
 
 def _is_score(value: float) -> bool:
-    """Tell whether a value can be added to scores, also many times, without leaving their number format."""
+    """Tell whether scores that a value is added to many times, or multiplied by, stay within their number format."""
     return abs(value) <= _MAX_SCORE
 
 

@@ -53,6 +53,7 @@ def test_what_can_be_followed_passes(fields: dict[str, Any]) -> None:
         ({"presence_penalty": math.inf}, "presence_penalty"),
         ({"frequency_penalty": math.nan}, "frequency_penalty"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e39}, "repetition_penalty"),
         ({"logit_bias": {1: math.nan}}, "logit_bias"),
         ({"logit_bias": {50: 1.0}}, "logit_bias"),
         ({"allowed_token_ids": (-1,)}, "allowed_token_ids"),
