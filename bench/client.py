@@ -108,7 +108,7 @@ Side = BareLoop | Client
 
 def make_request(client_id: ClientId, request_id: int, max_tokens: int) -> AddRequest:
     """Return a request with a prompt of 64 tokens."""
-    return AddRequest(client_id, 0, request_id, 0, 0, 1, PROMPT, [], SamplingParams(max_tokens=max_tokens))
+    return AddRequest(client_id, 0, request_id, 0, 0, PROMPT, [], SamplingParams(max_tokens=max_tokens))
 
 
 async def us_per_token(side: Side) -> float:

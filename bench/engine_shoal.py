@@ -77,7 +77,6 @@ class ShoalEngine:
                 request_id=index + 1,
                 sample_index=0,
                 attempt=0,
-                cost=1,
                 prompt_token_ids=prompt,
                 output_token_ids=[],
                 sampling=sampling,

@@ -107,7 +107,6 @@ class DPLBAsyncMPClient(DPAsyncMPClient):
             self._gone,
             self._refused,
             self._suspects,
-            num_clients=self.num_clients,
             totals=self._totals,
         )
 

@@ -125,7 +125,7 @@ class InprocClient(EngineCoreClient):
 
     def engine_views(self) -> list[EngineView]:
         """Return what is known of every engine, in the order of the ranks."""
-        return make_views(self._connections, {}, {}, self._gone, {}, {}, num_clients=1, totals=RankTotals())
+        return make_views(self._connections, {}, {}, self._gone, {}, {}, totals=RankTotals())
 
     def statistics(self) -> dict[str, int]:
         """Return counters since the start and sizes of what is held now."""

@@ -62,7 +62,7 @@ class Sequences:
     def dispatch(self, sequence: InFlight, connection: EngineConnection, message: AddRequest) -> bool:
         """Record a sequence on a line and send it; False when the line does not take it, and nothing is recorded."""
         sequence.connection = connection
-        sequence.entry = connection.ledger.add(connection.next_seq, message.cost)
+        sequence.entry = connection.ledger.add(connection.next_seq)
         sequence.num_before = len(sequence.output_ids)
         accepted = False
         try:

@@ -18,7 +18,6 @@ def make_views(
     gone: Mapping[EngineId, str],
     refused: Mapping[EngineId, str],
     suspects: Mapping[EngineId, str],
-    num_clients: int,
     totals: RankTotals,
 ) -> list[EngineView]:
     """Return one view per rank, of its newest incarnation, in the order of the ranks.
@@ -43,7 +42,6 @@ def make_views(
                 ready=connection.ready if connection else None,
                 replica=replica if replica is not None and replica.engine_id == engine_id else None,
                 num_in_flight=connection.ledger.num_unfinished if connection else 0,
-                load_score=connection.ledger.load(num_clients) if connection else 0,
                 num_picks=connection.ledger.num_picks if connection else 0,
                 totals=totals.of_rank(engine_id.rank),
             )

@@ -46,7 +46,6 @@ class AddRequest(Struct, array_like=True, tag=1):
     request_id: from ``RequestIds``, the same for all samples of a request.
     sample_index: 0..n-1.
     attempt: 0 for the first engine that gets the sequence, +1 whenever it is moved or resumed.
-    cost: weight of the sequence in load units; 1 until picks weigh tokens.
     output_token_ids: tokens already produced by earlier attempts; the engine continues behind them.
     priority: lower runs earlier; equal priorities are first come, first served.
     cache_salt: the sequence shares cached blocks only with those of the same salt; None is a salt of its own.
@@ -60,7 +59,6 @@ class AddRequest(Struct, array_like=True, tag=1):
     request_id: int
     sample_index: int
     attempt: int
-    cost: int
     prompt_token_ids: list[int]
     output_token_ids: list[int]
     sampling: SamplingParams
@@ -242,7 +240,6 @@ class EngineReport(Struct, array_like=True, frozen=True, tag=1):
     has_work: bool
     applied: dict[ClientId, int]
     load: Load
-    weights_version: int = 0
     node: str = ""
     device: str = ""
     pid: int = 0
@@ -314,7 +311,6 @@ class GroupState(Struct, array_like=True, frozen=True, tag=1):
     direct: bool
     dismissed: list[EngineId]
     wave_started: int
-    pause: int
     clients: list[ClientInfo]
     replicas: list[ReplicaInfo]
     settings: ClusterSettings = ClusterSettings()

@@ -64,12 +64,11 @@ def any_has_ended(engine_ids: Iterable[EngineId], replicas: Mapping[int, Replica
 class Suspect(Struct, array_like=True, frozen=True):
     """An engine that gives no sign of progress: it gets no new picks.
 
-    is_hung: the stall limit has passed; its host shall kill it. reason: one sentence. for_s: seconds without a sign.
+    is_hung: the stall limit has passed; its host shall kill it. reason: one sentence.
     is_silent: nothing is heard of it at all; else it reports, but its steps do not end.
     """
 
     engine_id: EngineId
     is_hung: bool
     reason: str
-    for_s: float
     is_silent: bool = False

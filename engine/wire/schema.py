@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 import sys
 from enum import Enum
 from typing import Any
@@ -12,6 +13,9 @@ import msgspec
 
 from engine.wire import control, ids, load, logprobs, messages, replicas, sampling
 from engine.wire.states import EnginePhase, ReplicaState
+
+_MODULE = re.compile(r"\b(typing|engine\.wire\.\w+)\.")
+"""In front of a type's name; where a type is defined is no part of the layout."""
 
 
 def describe_wire() -> dict[str, Any]:
@@ -50,7 +54,7 @@ def _describe_enum(enum: type[Enum]) -> dict[str, Any]:
 def _type_name(annotation: Any) -> str:
     if isinstance(annotation, type) and not hasattr(annotation, "__args__"):
         return annotation.__name__
-    return str(annotation).replace("typing.", "").replace("engine.wire.", "")
+    return _MODULE.sub("", str(annotation))
 
 
 if __name__ == "__main__":

@@ -159,11 +159,11 @@ class FailureDetector:
         limits = self._limits(life, now)
         silent_s = now - life.heard_at
         stalled_s = now - life.progressed_at if life.has_work else 0.0
-        for_s = max(silent_s, stalled_s)
         if silent_s <= SILENCE_S and stalled_s <= limits.stall_s:
             return None
+        is_hung = max(silent_s, stalled_s) > limits.hang_s
         reason = _describe(life, silent_s, stalled_s)
-        return Suspect(life.engine_id, for_s > limits.hang_s, reason, for_s, is_silent=silent_s > SILENCE_S)
+        return Suspect(life.engine_id, is_hung, reason, is_silent=silent_s > SILENCE_S)
 
     def _limits(self, life: _Life, now: float) -> _Limits:
         longest_s = life.gaps.get(now)

@@ -99,7 +99,6 @@ class CoordinatorState:
             direct=group is not None and group.direct,
             dismissed=sorted(self._dismissed),
             wave_started=0 if group is None else group.waves.started,
-            pause=int(self._settings.pause),
             clients=self._clients.live(),
             replicas=list(self._replicas.values()),
             settings=self._settings,

@@ -12,14 +12,14 @@ MAX_UNCOVERED_FINISHES = 10_000
 class LedgerEntry:
     """One sequence of this client on this engine.
 
-    channel_seq: number of its ADD on the line. finished_seq: first report that reflects its end; None while unfinished.
+    channel_seq: number of its ADD on the channel. finished_seq: first report that reflects its end; None while
+    unfinished.
     """
 
-    __slots__ = ("channel_seq", "cost", "finished_seq")
+    __slots__ = ("channel_seq", "finished_seq")
 
-    def __init__(self, channel_seq: int, cost: int) -> None:
+    def __init__(self, channel_seq: int) -> None:
         self.channel_seq = channel_seq
-        self.cost = cost
         self.finished_seq: int | None = None
 
 
@@ -29,7 +29,7 @@ class EngineLedger:
     The report says what the engine had at ``report_seq``, after it applied this client's messages up to ``applied``.
     Own sequences behind ``applied`` are not in it yet; own sequences that ended later are still in it:
 
-        load = reported + clients * weight * cost(own unfinished, channel_seq > applied)
+        load = reported + clients * weight * (own unfinished, channel_seq > applied)
                         - relief(own, channel_seq <= applied, finished after report_seq)
 
     The factor ``clients`` assumes that the other clients, which see the same report, send as much as this one.
@@ -49,22 +49,18 @@ class EngineLedger:
         "_unapplied",
         "_weight",
         "engine_id",
-        "finished_cost",
         "fresh_at",
+        "num_finished",
         "num_picks",
         "num_unfinished",
         "stale",
-        "unapplied_cost",
-        "unfinished_cost",
     )
 
     def __init__(self, engine_id: EngineId) -> None:
         self.engine_id = engine_id
         self.num_picks = 0
         self.num_unfinished = 0
-        self.unfinished_cost = 0
-        self.unapplied_cost = 0
-        self.finished_cost = 0
+        self.num_finished = 0
         self.stale = True
         self.fresh_at = float("-inf")
         self._report_seq = -1
@@ -96,13 +92,11 @@ class EngineLedger:
         """Return whether its KV cache has room and nobody waits; False when nothing is known of it."""
         return self._has_room and not self.stale
 
-    def add(self, channel_seq: int, cost: int) -> LedgerEntry:
+    def add(self, channel_seq: int) -> LedgerEntry:
         """Record a sequence whose ADD is about to be sent as ``channel_seq``."""
-        entry = LedgerEntry(channel_seq, cost)
+        entry = LedgerEntry(channel_seq)
         self._unapplied[channel_seq] = entry
         self.num_unfinished += 1
-        self.unfinished_cost += cost
-        self.unapplied_cost += cost
         self.num_picks += 1
         return entry
 
@@ -118,7 +112,7 @@ class EngineLedger:
         if report_seq > self._report_seq:
             self._finished.append(entry)
             if entry.channel_seq <= self._applied:
-                self._set_finished_cost(self.finished_cost + entry.cost)
+                self._set_num_finished(self.num_finished + 1)
 
     def on_report(self, report_seq: int, applied: int, load: Load, now: float) -> None:
         """Take the engine's last report; an old or repeated one changes nothing."""
@@ -138,16 +132,14 @@ class EngineLedger:
     def load(self, num_clients: int) -> int:
         """Return the load of this engine in load units, never negative."""
         if self.stale:
-            return num_clients * self.unfinished_cost
-        return max(0, self._reported + num_clients * self._weight * self.unapplied_cost - self._relief)
+            return num_clients * self.num_unfinished
+        return max(0, self._reported + num_clients * self._weight * len(self._unapplied) - self._relief)
 
     def _end(self, entry: LedgerEntry) -> None:
         assert entry.finished_seq is None, "a sequence ends once"
         entry.finished_seq = -1
         self.num_unfinished -= 1
-        self.unfinished_cost -= entry.cost
-        if self._unapplied.pop(entry.channel_seq, None) is not None:
-            self.unapplied_cost -= entry.cost
+        self._unapplied.pop(entry.channel_seq, None)
 
     def _settle(self) -> None:
         covered = []
@@ -156,11 +148,11 @@ class EngineLedger:
                 break
             covered.append(channel_seq)
         for channel_seq in covered:
-            self.unapplied_cost -= self._unapplied.pop(channel_seq).cost
+            del self._unapplied[channel_seq]
         while self._finished and (self._finished[0].finished_seq or 0) <= self._report_seq:
             self._finished.popleft()
-        self._set_finished_cost(sum(entry.cost for entry in self._finished if entry.channel_seq <= self._applied))
+        self._set_num_finished(sum(entry.channel_seq <= self._applied for entry in self._finished))
 
-    def _set_finished_cost(self, cost: int) -> None:
-        self.finished_cost = cost
-        self._relief = relief(cost, self._num_waiting)
+    def _set_num_finished(self, number: int) -> None:
+        self.num_finished = number
+        self._relief = relief(number, self._num_waiting)

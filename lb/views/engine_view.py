@@ -16,7 +16,7 @@ class EngineView:
     reason: why it is dead, suspect or refused, else empty.
     report: its last report in the snapshot. ready: its handshake. replica: what the supervisor says. None: not heard
     yet.
-    num_in_flight: this client's unfinished sequences on it. load_score: what picks compare. num_picks: since it came.
+    num_in_flight: this client's unfinished sequences on it. num_picks: since it came.
     totals: what the rank's engines have counted, over all its incarnations.
     """
 
@@ -27,6 +27,5 @@ class EngineView:
     ready: EngineReady | None = None
     replica: ReplicaInfo | None = None
     num_in_flight: int = 0
-    load_score: float = 0.0
     num_picks: int = 0
     totals: Totals = NOTHING_COUNTED

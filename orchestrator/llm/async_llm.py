@@ -258,7 +258,6 @@ class AsyncLLM:
             request_id=request_id,
             sample_index=sample_index,
             attempt=0,
-            cost=1,
             prompt_token_ids=token_ids,
             output_token_ids=[],
             sampling=sampling,

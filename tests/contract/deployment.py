@@ -47,7 +47,7 @@ async def eventually(condition: Callable[[], Any], deadline_s: float = DEADLINE_
 def make_request(client: Any, prompt: bytes = b"hello", *, sample_index: int = 0, **sampling: Any) -> AddRequest:
     """Return a request of one sample, as the facade builds it."""
     params = SamplingParams(**({"max_tokens": 8, "seed": 7} | sampling))
-    return AddRequest(client.client_id, 0, client.request_ids.draw(), sample_index, 0, 1, list(prompt), [], params)
+    return AddRequest(client.client_id, 0, client.request_ids.draw(), sample_index, 0, list(prompt), [], params)
 
 
 async def finish(client: Any, *requests: AddRequest) -> dict[int, list[EngineCoreOutput]]:

@@ -73,7 +73,7 @@ class Coordinator:
         replica = ReplicaInfo(ENGINE_ID, ReplicaState.LEAVING if leaving else ReplicaState.ALIVE)
         gone = [ENGINE_ID] if dismissed else []
         group = Membership(1, [ENGINE_ID])
-        state = GroupState(1, self._seq, group, None, False, gone, 0, 0, clients, [replica], self._settings)
+        state = GroupState(1, self._seq, group, None, False, gone, 0, clients, [replica], self._settings)
         self.state_socket.send_multipart([GROUP_TOPIC, encode(state)])
 
     def wait_subscribed(self) -> None:
@@ -151,7 +151,6 @@ class Client:
             request_id,
             0,
             attempt,
-            1,
             list(prompt),
             list(output_token_ids),
             sampling,

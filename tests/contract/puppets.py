@@ -58,10 +58,16 @@ async def eventually(look: Callable[[], T | None]) -> T:
         await asyncio.sleep(0.002)
 
 
+def ledger_loads(client: DPLBAsyncMPClient) -> list[int]:
+    """Return the load of every engine as the client's picks compare it, in the order of the ranks."""
+    connections = sorted(client._connections.values(), key=lambda connection: connection.engine_id)
+    return [connection.ledger.load(client.num_clients) for connection in connections]
+
+
 def make_request(client: MPClient | SyncMPClient, sample_index: int = 0) -> AddRequest:
     """Return a request of one sample, as the facade builds it."""
     sampling = SamplingParams(max_tokens=8)
-    return AddRequest(client.client_id, 0, client.request_ids.draw(), sample_index, 0, 1, [1, 2], [], sampling)
+    return AddRequest(client.client_id, 0, client.request_ids.draw(), sample_index, 0, [1, 2], [], sampling)
 
 
 def make_output(request: AddRequest, reason: FinishReason | None = None, *tokens: int, at: int = 0) -> EngineCoreOutput:
@@ -204,7 +210,6 @@ class Puppets:
             direct=False,
             dismissed=[],
             wave_started=0,
-            pause=0,
             clients=[self.info],
             replicas=list(replicas),
         )

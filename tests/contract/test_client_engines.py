@@ -17,6 +17,7 @@ from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs
 from engine.wire.sockets import Frames
 from engine.wire.states import ReplicaState
 from tests.contract.deployment import Deployment, deployment, eventually, finish, make_request
+from tests.contract.puppets import ledger_loads
 
 CRASH = 1
 FOREVER = 100_000
@@ -48,7 +49,7 @@ async def test_requests_stream_from_every_rank_to_their_ends() -> None:
             assert _ends(got) == [FinishReason.LENGTH]
         statistics = client.statistics()
         assert (statistics["in_flight"], statistics.get("output_gaps", 0)) == (0, 0)
-        await eventually(lambda: [view.load_score for view in client.engine_views()] == [0, 0])
+        await eventually(lambda: ledger_loads(client) == [0, 0])
         await eventually(lambda: all(view.report is not None and view.ready for view in client.engine_views()))
 
 

@@ -140,7 +140,7 @@ async def test_suspect_and_cordoned_engines_get_nothing_new_and_keep_what_they_h
         assert await client.add_request_async(kept) == E0
         await first.next_message()
         replicas = [ReplicaInfo(engine_id, ReplicaState.ALIVE) for engine_id in group.engines]
-        suspect = Suspect(E0, False, "silent for 1.0 s", 1.0)
+        suspect = Suspect(E0, False, "silent for 1.0 s")
         group.publish_group(*replicas, suspects=[suspect], settings=ClusterSettings(seq=1, cordoned=[1]))
         await eventually(lambda: client.statistics()["candidates"] == 1)
         assert [view.state for view in client.engine_views()] == ["suspect", "ready", "ready"]

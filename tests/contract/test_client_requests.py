@@ -29,6 +29,7 @@ from tests.contract.puppets import (
     PuppetEngine,
     Puppets,
     eventually,
+    ledger_loads,
     make_output,
     make_request,
     puppet_client,
@@ -127,9 +128,9 @@ async def test_the_least_loaded_engine_by_the_snapshot_is_picked() -> None:
         group.publish_loads(
             group.engine_report(E0, 1, applied=0, num_running=3), group.engine_report(E1, 1, applied=0, num_waiting=1)
         )
-        await eventually(lambda: [view.load_score for view in client.engine_views()] == [3, 4])
+        await eventually(lambda: ledger_loads(client) == [3, 4])
         assert await client.add_request_async(make_request(client)) == E0
-        assert [view.load_score for view in client.engine_views()] == [4, 4]
+        assert ledger_loads(client) == [4, 4]
 
 
 async def test_own_unseen_requests_count_once_per_live_client() -> None:
@@ -139,18 +140,18 @@ async def test_own_unseen_requests_count_once_per_live_client() -> None:
         group.publish_loads(*(group.engine_report(engine_id, 1, applied=0) for engine_id in (E0, E1)))
         await eventually(lambda: client.num_clients == 2 and client.snapshot_age_s() is not None)
         await client.add_request_async(make_request(client))
-        assert [view.load_score for view in client.engine_views()] == [2, 0]
+        assert ledger_loads(client) == [2, 0]
 
 
 async def test_when_snapshots_stop_the_clients_own_counts_are_all_it_believes() -> None:
     async with puppet_client(2) as (client, group, _):
         group.publish_loads(*(group.engine_report(engine, 1, applied=0, num_running=9) for engine in (E0, E1)))
-        await eventually(lambda: [view.load_score for view in client.engine_views()] == [9, 9])
+        await eventually(lambda: ledger_loads(client) == [9, 9])
         client._on_heartbeat(time.monotonic() + SNAPSHOT_STALE_S / 2)
-        assert [view.load_score for view in client.engine_views()] == [9, 9]
+        assert ledger_loads(client) == [9, 9]
         client._on_heartbeat(time.monotonic() + SNAPSHOT_STALE_S + 1)
         await client.add_request_async(make_request(client))
-        assert [view.load_score for view in client.engine_views()] == [1, 0]
+        assert ledger_loads(client) == [1, 0]
 
 
 async def test_leaving_and_dismissed_engines_get_nothing_new_but_finish_what_they_have() -> None:

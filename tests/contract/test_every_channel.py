@@ -223,7 +223,7 @@ def numbers(index: int, num_rows: int) -> Tensor:
 
 def request_of(client: Client, embeds: Tensor | None, pooling: PoolingParams | None, prompt: list[int]) -> AddRequest:
     sampling = SamplingParams(0 if pooling else 8, seed=3)
-    request = AddRequest(client.client_id, 0, client.request_ids.draw(), 0, 0, 1, prompt, [], sampling)
+    request = AddRequest(client.client_id, 0, client.request_ids.draw(), 0, 0, prompt, [], sampling)
     request.prompt_embeds, request.pooling = embeds, pooling
     return request
 

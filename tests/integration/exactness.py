@@ -119,7 +119,6 @@ def make_request(index: int, prompt: list[int], num_tokens: int) -> AddRequest:
         request_id=index,
         sample_index=0,
         attempt=0,
-        cost=1,
         prompt_token_ids=prompt,
         output_token_ids=[],
         sampling=SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True),

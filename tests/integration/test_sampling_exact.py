@@ -71,7 +71,7 @@ def company() -> list[AddRequest]:
 
 
 def request(request_id: int, prompt: list[int], sampling: SamplingParams, output: Sequence[int] = ()) -> AddRequest:
-    return AddRequest(CLIENT, request_id, request_id, 0, 0, 1, prompt, list(output), sampling)
+    return AddRequest(CLIENT, request_id, request_id, 0, 0, prompt, list(output), sampling)
 
 
 def run(core: NativeCore, requests: Sequence[AddRequest]) -> dict[int, list[int]]:

@@ -26,7 +26,6 @@ def request(request_id: int, prompt: list[int]) -> AddRequest:
         request_id=request_id,
         sample_index=0,
         attempt=0,
-        cost=1,
         prompt_token_ids=prompt,
         output_token_ids=[],
         sampling=SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True),

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from engine.parallel.group_member import DPGroupMember, leaves_below
-from engine.wire.control import Membership
+from engine.wire.control import ClusterSettings, Membership, PauseMode
 from engine.wire.ids import EngineId
 from engine.wire.messages import GroupState
 from engine.wire.replicas import ReplicaInfo, replicas_by_rank
@@ -23,6 +23,11 @@ from tests.model.world import Budget, ViolationError, World
 
 _USUAL_AGE = 1000  # states a coordinator has published when it ends: its successor counts from 0
 _NUM_REPEATED = 6
+
+
+def _settings(seq: int) -> ClusterSettings:
+    """Return what the operator wants who has paused and resumed so often, the pause first."""
+    return ClusterSettings(seq, PauseMode.KEEP if seq % 2 else PauseMode.RUN)
 
 
 class Rules(Outlook):
@@ -154,9 +159,9 @@ class Rules(Outlook):
             group.direct,
             [],
             group.waves.started,
-            coordinator.settings,
             [],
             list(coordinator.replicas.values()),
+            _settings(coordinator.settings),
         )
         coordinator.num_states += 1
         world.num_states += 1
@@ -251,7 +256,7 @@ class Rules(Outlook):
         if it.slot >= 0:
             state = world.states[it.slot]
             it.slot = -1
-            it.settings = max(it.settings, state.pause)
+            it.settings = max(it.settings, state.settings.seq)
             member.on_state(state)
         self._take_result(it)
         if member.lockstep_state is LockstepState.PARKED:

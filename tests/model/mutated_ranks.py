@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from engine.parallel.group_member import DPGroupMember, StepVerdict, leaves_below
 from engine.parallel.header import StepHeader
-from engine.wire.control import Membership
+from engine.wire.control import Membership, PauseMode
 from engine.wire.messages import GroupState
 from engine.wire.states import LockstepState
 from tests.model.events import Rules
@@ -34,7 +34,7 @@ class TakesBackWhatWasCommitted(DPGroupMember):
 
 class RestsWhilePaused(DPGroupMember):
     def on_state(self, state: GroupState) -> None:
-        super().on_state(replace(state, wave_started=0) if state.pause % 2 else state)
+        super().on_state(replace(state, wave_started=0) if state.settings.pause is not PauseMode.RUN else state)
 
 
 class RestsAlone(DPGroupMember):

@@ -296,7 +296,7 @@ def state_key(state: GroupState) -> tuple[Any, ...]:
         _epoch_of(state.proposal),
         state.direct,
         state.wave_started,
-        state.pause,
+        state.settings.seq,
     )
 
 

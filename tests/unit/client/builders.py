@@ -35,7 +35,7 @@ def make_connection(rank: int = 0, incarnation: int = 1) -> EngineConnection:
 def make_add(request_id: int, sample_index: int = 0, num_prompt_tokens: int = 1, **sampling: Any) -> AddRequest:
     """Return a request of one sample."""
     params = SamplingParams(**({"max_tokens": 4} | sampling))
-    return AddRequest(CLIENT, 0, request_id, sample_index, 0, 1, [1] * num_prompt_tokens, [], params)
+    return AddRequest(CLIENT, 0, request_id, sample_index, 0, [1] * num_prompt_tokens, [], params)
 
 
 def make_tokens(request: AddRequest, first_position: int, *token_ids: int) -> EngineCoreOutput:

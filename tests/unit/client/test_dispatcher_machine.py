@@ -249,8 +249,8 @@ class DispatcherMachine(RuleBasedStateMachine):
         on_lines = 0
         for connection in self.group.connections.values():
             ledger = connection.ledger
-            assert ledger.num_unfinished == ledger.unfinished_cost == len(table.on_connection(connection))
-            assert min(ledger.unapplied_cost, ledger.finished_cost, ledger.load(2)) >= 0
+            assert ledger.num_unfinished == len(table.on_connection(connection))
+            assert min(ledger.num_finished, ledger.num_unfinished, ledger.load(2)) >= 0
             on_lines += ledger.num_unfinished
         assert on_lines + self.group.dispatcher.num_waiting == len(table)
 

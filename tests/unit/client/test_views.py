@@ -8,7 +8,7 @@ from engine.wire.replicas import ReplicaInfo
 from engine.wire.states import EnginePhase, ReplicaState
 from lb.views.engine_view import EngineView
 from lb.views.totals import RankTotals
-from tests.unit.client.builders import make_add, make_connection
+from tests.unit.client.builders import make_connection
 
 E0 = EngineId(0, 1)
 
@@ -22,7 +22,7 @@ def _views(**known: object) -> list[EngineView]:
         "refused": {},
         "suspects": {},
     }
-    parts |= {"num_clients": 1, "totals": RankTotals()}
+    parts |= {"totals": RankTotals()}
     return make_views(**(parts | known))  # type: ignore[arg-type]
 
 
@@ -37,9 +37,9 @@ def test_an_engine_is_loading_until_it_shakes_hands() -> None:
 
 def test_a_ready_engine_shows_what_this_client_has_on_it() -> None:
     connection = make_connection()
-    connection.ledger.add(connection.next_seq, make_add(1).cost)
-    (view,) = _views(connections={E0: connection}, reports={E0: _report(E0)}, num_clients=3)
-    assert (view.state, view.num_in_flight, view.load_score, view.num_picks) == ("ready", 1, 3, 1)
+    connection.ledger.add(connection.next_seq)
+    (view,) = _views(connections={E0: connection}, reports={E0: _report(E0)})
+    assert (view.state, view.num_in_flight, view.num_picks) == ("ready", 1, 1)
     assert view.ready == connection.ready
     connection.leaving = True
     assert _views(connections={E0: connection})[0].state == "leaving"

@@ -71,7 +71,7 @@ def make_sequence(
 def make_request(request_id: int = 1, prompt: tuple[int, ...] = (5, 6, 7), **sampling: Any) -> AddRequest:
     output_token_ids = list(sampling.pop("output_token_ids", ()))
     params = SamplingParams(**({"max_tokens": 4} | sampling))
-    return AddRequest(CLIENT, request_id, request_id, 0, 0, 1, list(prompt), output_token_ids, params)
+    return AddRequest(CLIENT, request_id, request_id, 0, 0, list(prompt), output_token_ids, params)
 
 
 def sample_for(plan: StepPlan, token_id: int = 50) -> list[Sample]:

@@ -31,7 +31,7 @@ def random_request(rng: random.Random, request_id: int) -> AddRequest:
         prompt = [65] * rng.randrange(1, 150) + prompt[:20]
     sampling = SamplingParams(max_tokens=rng.randrange(1, 24), seed=request_id)
     salt = rng.choice([None, None, f"tenant {request_id}"])
-    return AddRequest(CLIENT, 0, request_id, 0, 0, 1, prompt, [], sampling, rng.randrange(2), salt)
+    return AddRequest(CLIENT, 0, request_id, 0, 0, prompt, [], sampling, rng.randrange(2), salt)
 
 
 def serve(core: NativeCore, rng: random.Random, first_id: int, end_id: int) -> None:

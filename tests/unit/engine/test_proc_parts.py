@@ -85,7 +85,6 @@ def group_state(generation: int = 1, seq: int = 1, epoch: int = 1, **changes: ob
         "direct": False,
         "dismissed": [],
         "wave_started": 0,
-        "pause": 0,
         "clients": [],
         "replicas": [],
     }

@@ -33,7 +33,7 @@ EVERYTHING = SamplingParams(
     allowed_token_ids=(3, 4, 5, 6),
     bad_words=((3, 4),),
 )
-REQUEST = AddRequest(CLIENT, 1, 5, 0, 0, 1, [1, 2, 3], [5], SamplingParams(16, stop_token_ids=(2,)))
+REQUEST = AddRequest(CLIENT, 1, 5, 0, 0, [1, 2, 3], [5], SamplingParams(16, stop_token_ids=(2,)))
 REQUESTS = [REQUEST, replace(REQUEST, sampling=EVERYTHING)]
 
 

@@ -22,7 +22,7 @@ def make_shared(changes: list[None] | None = None) -> SharedState:
 
 
 def add(channel_seq: int) -> AddRequest:
-    return AddRequest(CLIENT, channel_seq, channel_seq, 0, 0, 1, [1], [], SamplingParams(1))
+    return AddRequest(CLIENT, channel_seq, channel_seq, 0, 0, [1], [], SamplingParams(1))
 
 
 def test_applied_and_queued_rise_together() -> None:

@@ -136,7 +136,7 @@ class SimClient:
         engine_id = self._picker.pick(list(self.ledgers.values()), self.num_clients).engine_id
         self._channel_seqs[engine_id] += 1
         job = Job(self, service_s, tokens, self._channel_seqs[engine_id], sent_at=self._clock.now)
-        job.entry = self.ledgers[engine_id].add(job.channel_seq, 1)
+        job.entry = self.ledgers[engine_id].add(job.channel_seq)
         self._clock.after(LINE_DELAY_S, partial(self._engines[engine_id].receive, job))
         return engine_id
 

@@ -196,7 +196,7 @@ def test_messages_are_numbered_across_both_kinds() -> None:
 
 def test_the_wave_fields_of_independent_ranks_are_at_rest() -> None:
     group = _state(_engine(E0, 1)).group_state()
-    assert (group.proposal, group.direct, group.wave_started, group.pause) == (None, False, 0, 0)
+    assert (group.proposal, group.direct, group.wave_started, group.settings.pause) == (None, False, 0, PauseMode.RUN)
 
 
 def test_strangers_cannot_fill_the_memory() -> None:

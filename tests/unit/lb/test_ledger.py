@@ -15,11 +15,11 @@ def _ledger() -> EngineLedger:
 
 def test_without_a_report_the_load_is_the_clients_own_times_the_clients() -> None:
     ledger = _ledger()
-    first = ledger.add(1, 3)
-    ledger.add(2, 2)
-    assert (ledger.load(1), ledger.load(4)) == (5, 20)
+    first = ledger.add(1)
+    ledger.add(2)
+    assert (ledger.load(1), ledger.load(4)) == (2, 8)
     ledger.finish(first, report_seq=1)
-    assert ledger.load(1) == 2
+    assert ledger.load(1) == 1
 
 
 def test_a_report_counts_waiting_four_times() -> None:
@@ -33,22 +33,22 @@ def test_arrivals_weigh_one_where_nobody_waits_and_four_where_somebody_does() ->
     quiet.on_report(1, 0, Load(num_queued=2, num_running=3), now=0.0)
     busy.on_report(1, 0, Load(num_queued=2, num_waiting=1, num_running=3), now=0.0)
     assert (quiet.load(1), busy.load(1)) == (5, 15)
-    quiet.add(1, 1)
-    busy.add(1, 1)
+    quiet.add(1)
+    busy.add(1)
     assert (quiet.load(1), busy.load(1)) == (6, 19)
 
 
 def test_own_requests_behind_applied_are_added_once_per_client() -> None:
     ledger = _ledger()
     for channel_seq in (1, 2, 3):
-        ledger.add(channel_seq, 1)
+        ledger.add(channel_seq)
     ledger.on_report(1, 2, Load(num_running=2), now=0.0)
     assert (ledger.load(1), ledger.load(4)) == (3, 6)
 
 
 def test_own_requests_that_ended_since_the_report_are_taken_off() -> None:
     ledger = _ledger()
-    entries = [ledger.add(channel_seq, 1) for channel_seq in (1, 2)]
+    entries = [ledger.add(channel_seq) for channel_seq in (1, 2)]
     ledger.on_report(5, 2, Load(num_running=2), now=0.0)
     ledger.finish(entries[0], report_seq=6)
     assert ledger.load(1) == 1
@@ -58,7 +58,7 @@ def test_own_requests_that_ended_since_the_report_are_taken_off() -> None:
 
 def test_an_end_takes_off_a_waiting_weight_while_somebody_waits_for_its_place() -> None:
     ledger = _ledger()
-    entries = [ledger.add(channel_seq, 1) for channel_seq in range(1, 6)]
+    entries = [ledger.add(channel_seq) for channel_seq in range(1, 6)]
     ledger.on_report(1, 5, Load(num_waiting=2, num_running=3), now=0.0)
     loads = [ledger.load(1)]
     for entry in entries:
@@ -69,7 +69,7 @@ def test_an_end_takes_off_a_waiting_weight_while_somebody_waits_for_its_place() 
 
 def test_a_request_that_ended_before_any_report_showed_it_counts_nowhere() -> None:
     ledger = _ledger()
-    entry = ledger.add(1, 1)
+    entry = ledger.add(1)
     ledger.on_report(1, 0, Load(), now=0.0)
     ledger.finish(entry, report_seq=4)
     assert ledger.load(1) == 0
@@ -89,7 +89,7 @@ def test_an_old_or_repeated_report_changes_nothing() -> None:
 
 def test_a_stale_report_counts_no_more_until_a_new_one_comes() -> None:
     ledger = _ledger()
-    ledger.add(1, 1)
+    ledger.add(1)
     ledger.on_report(1, 1, Load(num_running=50), now=0.0)
     ledger.stale = True
     assert ledger.load(2) == 2
@@ -99,7 +99,7 @@ def test_a_stale_report_counts_no_more_until_a_new_one_comes() -> None:
 
 def test_a_withdrawn_request_leaves_no_trace() -> None:
     ledger = _ledger()
-    ledger.withdraw(ledger.add(1, 4))
+    ledger.withdraw(ledger.add(1))
     assert (ledger.load(1), ledger.num_unfinished, ledger.num_picks) == (0, 0, 0)
 
 
@@ -107,7 +107,7 @@ class LedgerMachine(RuleBasedStateMachine):
     """One client alone on one engine: the ledger's load must be what is truly unfinished, whatever is in transit.
 
     The engine applies messages in order, runs them all, and reports with numbers; reports reach the client late, and
-    ends reach it with the number of the first report that reflects them. Costs are 1, nobody waits.
+    ends reach it with the number of the first report that reflects them. Nobody waits.
     """
 
     def __init__(self) -> None:
@@ -124,11 +124,11 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def add(self) -> None:
         self.channel_seq += 1
-        self.sent.append((self.channel_seq, self.ledger.add(self.channel_seq, 1)))
+        self.sent.append((self.channel_seq, self.ledger.add(self.channel_seq)))
 
     @rule()
     def refused_send(self) -> None:
-        self.ledger.withdraw(self.ledger.add(self.channel_seq + 1, 1))
+        self.ledger.withdraw(self.ledger.add(self.channel_seq + 1))
 
     @precondition(lambda self: self.sent)
     @rule()
@@ -162,11 +162,11 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_unfinished_is_what_the_client_has_not_seen_end(self) -> None:
         unfinished = len(self.sent) + len(self.running) + len(self.ends)
-        assert self.ledger.num_unfinished == self.ledger.unfinished_cost == unfinished
+        assert self.ledger.num_unfinished == unfinished
 
     @invariant()
     def no_counter_is_negative(self) -> None:
-        assert min(self.ledger.unapplied_cost, self.ledger.finished_cost, self.ledger.load(3)) >= 0
+        assert min(self.ledger.num_finished, self.ledger.num_unfinished, self.ledger.load(3)) >= 0
 
     @invariant()
     def the_load_lies_between_what_runs_and_what_the_client_has_not_seen_end(self) -> None:

@@ -42,7 +42,7 @@ def test_one_request_at_a_time_visits_every_rank() -> None:
     for channel_seq in range(1, 9):
         engine_id = picker.pick(ledgers, 1).engine_id
         ledger = ledgers[engine_id.rank]
-        entry = ledger.add(channel_seq, 1)
+        entry = ledger.add(channel_seq)
         ledger.finish(entry, report_seq=channel_seq)
         ranks.append(engine_id.rank)
     assert ranks == [0, 1, 2, 3, 0, 1, 2, 3]

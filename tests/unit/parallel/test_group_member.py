@@ -6,7 +6,7 @@ import pytest
 
 from engine.parallel.group_member import DPGroupMember
 from engine.parallel.header import StepHeader
-from engine.wire.control import Membership
+from engine.wire.control import ClusterSettings, Membership, PauseMode
 from engine.wire.ids import EngineId
 from engine.wire.messages import GroupState
 from engine.wire.replicas import ReplicaInfo
@@ -23,7 +23,7 @@ class Driver:
     def __init__(self, engine_id: EngineId = E0) -> None:
         self.member = DPGroupMember(engine_id)
         self.seq = 0
-        self.state = GroupState(1, 0, Membership(0, []), None, False, [], 0, 0, [], [])
+        self.state = GroupState(1, 0, Membership(0, []), None, False, [], 0, [], [])
 
     def publish(self, **changes: Any) -> GroupState:
         self.seq += 1
@@ -80,7 +80,7 @@ def idle(running: Driver) -> Driver:
 
 
 def test_only_a_raised_wave_wakes_an_idle_rank(idle: Driver) -> None:
-    idle.publish(pause=1)
+    idle.publish(settings=ClusterSettings(seq=1, pause=PauseMode.WAIT))
     idle.publish(wave_started=1)
     assert idle.member.lockstep_state is LockstepState.IDLE
     idle.publish(wave_started=2)

@@ -100,7 +100,7 @@ async def test_newer_group_states_are_handed_on_and_a_new_coordinator_is_told_th
     channel = coordinator.channel()
     assert [coordinator.next_subscription() for _ in range(2)]
     for number in ((1, 5), (1, 4), (1, 6), (2, 1), (1, 7)):
-        state = GroupState(*number, Membership(0, []), None, False, [], 0, 0, [], [])
+        state = GroupState(*number, Membership(0, []), None, False, [], 0, [], [])
         coordinator.state.send_multipart([GROUP_TOPIC, encode(state)])
     await eventually(lambda: len(coordinator.states) == 3)
     assert [(state.generation, state.seq) for state in coordinator.states] == [(1, 5), (1, 6), (2, 1)]

@@ -27,7 +27,7 @@ GONE = ProcessExit(-9, "killed by SIGKILL")
 
 
 def group_state(seq: int, *suspects: Suspect) -> GroupState:
-    return GroupState(1, seq, Membership(0, []), None, False, [], 0, 0, [], [], suspects=list(suspects))
+    return GroupState(1, seq, Membership(0, []), None, False, [], 0, [], [], suspects=list(suspects))
 
 
 async def started(
@@ -70,7 +70,7 @@ async def test_a_seat_that_cannot_be_filled_is_tried_again_and_says_why() -> Non
 async def test_what_hangs_is_killed_through_its_host_once_and_refilled() -> None:
     host, reasons = PuppetHost(), list[str]()
     group = await started(host, lambda replica: reasons.append(replica.end_reason), num_ranks=2)
-    hung = Suspect(EngineId(1, 1), True, "no step for 3.1 s (behind step 8)", 3.1)
+    hung = Suspect(EngineId(1, 1), True, "no step for 3.1 s (behind step 8)")
     for seq in (1, 2):
         group.on_group_state(group_state(seq, hung))
     await eventually(partial(host.handles.get, EngineId(1, 2)))
@@ -109,7 +109,7 @@ async def test_an_engine_that_is_silent_on_a_host_out_of_reach_is_given_up_at_on
     host = PuppetHost()
     group = await started(host, lambda _: None, num_ranks=2)
     lost = host.handles[EngineId(1, 1)]
-    silent = Suspect(EngineId(1, 1), False, "silent for 1.1 s", 1.1, is_silent=True)
+    silent = Suspect(EngineId(1, 1), False, "silent for 1.1 s", is_silent=True)
     events: list[Callable[[], None]] = [
         partial(group.on_group_state, group_state(1, silent)),
         partial(lost.out_of_reach.set_result, None),
@@ -126,7 +126,7 @@ async def test_an_engine_that_reports_lives_on_although_its_host_is_out_of_reach
     group = await started(host, lambda _: None, num_ranks=2)
     host.handles[EngineId(1, 1)].out_of_reach.set_result(None)
     await asyncio.sleep(0)
-    group.on_group_state(group_state(1, Suspect(EngineId(1, 1), False, "no step for 1.1 s", 1.1)))
+    group.on_group_state(group_state(1, Suspect(EngineId(1, 1), False, "no step for 1.1 s")))
     assert host.killed == []
     await group.stop(asyncio.get_running_loop().create_future())
 

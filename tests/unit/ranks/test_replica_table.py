@@ -114,11 +114,11 @@ def test_the_kind_of_an_end_is_one_of_a_few_words() -> None:
 def test_suspects_are_news_once_and_a_hung_engine_is_to_be_killed_once() -> None:
     table = ReplicaTable([E0, E1], RULE)
     first, second = table
-    suspect = Suspect(E0, False, "silent for 1.2 s (behind step 3)", 1.2)
+    suspect = Suspect(E0, False, "silent for 1.2 s (behind step 3)")
     assert table.on_suspects([suspect]) == ([first], [])
     assert table.on_suspects([suspect]) == ([], [])
     assert table.on_suspects([]) == ([first], [])
-    hung = Suspect(E1, True, "no step for 3.1 s (behind step 8)", 3.1)
+    hung = Suspect(E1, True, "no step for 3.1 s (behind step 8)")
     assert table.on_suspects([hung]) == ([], [second])
     assert table.on_suspects([hung]) == ([], [])
     assert table.on_suspects([]) == ([], [])
@@ -132,7 +132,7 @@ def test_what_is_said_of_an_engine_that_is_gone_concerns_nobody() -> None:
     table.replacements = True
     table.on_exit(E0, GONE, 0.0)
     table.replace(0)
-    assert table.on_suspects([Suspect(E0, True, "silent", 9.0)]) == ([], [])
+    assert table.on_suspects([Suspect(E0, True, "silent")]) == ([], [])
 
 
 def test_a_seat_that_comes_or_goes_with_its_engine_is_not_filled_again_by_itself() -> None:

@@ -27,7 +27,7 @@ def stayer(epoch: int) -> Replica:
 def state(*members: EngineId, epoch: int = 2, replica: ReplicaState = ReplicaState.LEAVING) -> GroupState:
     """Return a state that shows rank 1 in a replica like this."""
     replicas = [ReplicaInfo(E0, ReplicaState.ALIVE), ReplicaInfo(E1, replica)]
-    return GroupState(1, 1, Membership(epoch, list(members)), None, False, [], 0, 0, [], replicas)
+    return GroupState(1, 1, Membership(epoch, list(members)), None, False, [], 0, [], replicas)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ REPORT = EngineReport(ENGINE, 7, 1, 1, 1, 0, EnginePhase.RUNNING, 0, True, {CLIE
 
 EXAMPLES: dict[Callable[[], Decoder[Any]], list[Any]] = {
     codec.channel_decoder: [
-        AddRequest(CLIENT, 1, 2**50, 0, 0, 1, [1, 300, 70_000], [5], SamplingParams(16, stop_token_ids=(2,))),
+        AddRequest(CLIENT, 1, 2**50, 0, 0, [1, 300, 70_000], [5], SamplingParams(16, stop_token_ids=(2,))),
         AbortRequest(CLIENT, 2, 2**50, 0, 0),
         UtilityRequest(CLIENT, 3, 1, "profile", [{"a": [1, 2.5, None]}, True]),
     ],
@@ -65,7 +65,7 @@ EXAMPLES: dict[Callable[[], Decoder[Any]], list[Any]] = {
         SupervisorReport(1, [ReplicaInfo(ENGINE, ReplicaState.DEAD, "signal 9")], [ENGINE], [CLIENT]),
     ],
     codec.state_decoder: [
-        GroupState(1, 2, Membership(1, [ENGINE]), None, False, [], 0, 0, [], [ReplicaInfo(ENGINE, ReplicaState.ALIVE)]),
+        GroupState(1, 2, Membership(1, [ENGINE]), None, False, [], 0, [], [ReplicaInfo(ENGINE, ReplicaState.ALIVE)]),
         LoadSnapshot(1, 3, [REPORT]),
     ],
 }

@@ -20,7 +20,7 @@ OTHER = Tensor("bfloat16", (3,), b"abcdef")
 
 
 def add(embeds: Tensor | None = VECTOR) -> AddRequest:
-    return AddRequest(ClientId(0, 1), 1, 7, 0, 0, 1, [0, 0], [], SamplingParams(4), prompt_embeds=embeds)
+    return AddRequest(ClientId(0, 1), 1, 7, 0, 0, [0, 0], [], SamplingParams(4), prompt_embeds=embeds)
 
 
 def outputs(*pooled: Tensor | None) -> EngineCoreOutputs:
