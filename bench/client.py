@@ -27,11 +27,12 @@ from bench.report import Row, finish, parse_arguments
 from client.config import ClientConfig
 from client.dplb_async_mp_client import DPLBAsyncMPClient
 from engine.wire.codec import encode, output_decoder
+from engine.wire.endpoints import ipc_endpoint
 from engine.wire.ids import ClientId, RequestIds
 from engine.wire.messages import AddRequest, ClientInfo
 from engine.wire.process import child_environment
 from engine.wire.sampling import SamplingParams
-from engine.wire.sockets import bind, ipc_endpoint, make_socket
+from engine.wire.sockets import bind, make_socket
 
 NUM_CONCURRENT = 256
 TOKENS_PER_REQUEST = 2000

@@ -21,9 +21,9 @@ from client.config import ClientConfig
 from engine.config.engine_config import EngineConfig, EngineKind, SimConfig
 from engine.config.engine_spec import EngineSpec
 from engine.wire.build import build_id, config_hash
+from engine.wire.endpoints import ipc_endpoint
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.process import child_environment
-from engine.wire.sockets import ipc_endpoint
 from lb.coordinator.config import CoordinatorSpec
 from metrics.memory import StatsMemory
 from orchestrator.api.config import ApiSpec

@@ -15,9 +15,11 @@ import zmq
 
 from bench.timed_streams import TimedStream
 from engine.wire.codec import state_decoder
+from engine.wire.endpoints import ipc_endpoint
 from engine.wire.ids import EngineId
 from engine.wire.messages import GROUP_TOPIC, GroupState
-from engine.wire.sockets import AsyncReceiver, Frames, connect, ipc_endpoint, make_socket
+from engine.wire.sockets import AsyncReceiver, connect, make_socket
+from engine.wire.tensors import Frames
 
 _ECHO_S = 0.02  # what the killed rank had sent may still arrive
 _REPLACEMENT_S = 60.0

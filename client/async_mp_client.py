@@ -24,7 +24,8 @@ from engine.wire.messages import (
     UtilityOutput,
     UtilityRequest,
 )
-from engine.wire.sockets import AsyncReceiver, Frames
+from engine.wire.sockets import AsyncReceiver
+from engine.wire.tensors import Frames
 
 _log = logging.getLogger(__name__)
 

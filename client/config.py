@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from engine.wire.curve import WireSecurity
+from engine.wire.endpoints import WireSecurity
 from engine.wire.ids import ClientId
 
 

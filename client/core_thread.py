@@ -21,7 +21,7 @@ from engine.wire.messages import (
     UtilityOutput,
     UtilityRequest,
 )
-from engine.wire.sockets import Frames
+from engine.wire.tensors import Frames
 
 _log = logging.getLogger(__name__)
 

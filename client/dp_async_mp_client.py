@@ -18,8 +18,9 @@ from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import EngineId
 from engine.wire.messages import EngineReport, GroupState, LoadSnapshot
 from engine.wire.replicas import ReplicaInfo, replicas_by_rank
-from engine.wire.sockets import AsyncReceiver, Frames
+from engine.wire.sockets import AsyncReceiver
 from engine.wire.states import EnginePhase, ReplicaState
+from engine.wire.tensors import Frames
 from lb.views.group_view import GroupView, view_group
 from lb.views.totals import RankTotals
 

@@ -4,7 +4,7 @@ from collections import deque
 
 from engine.wire.codec import FrameEncoder
 from engine.wire.messages import ChannelMessage, EngineReady
-from engine.wire.sockets import Frames
+from engine.wire.tensors import Frames
 from lb.routing.ledger import EngineLedger
 
 RESEND_AFTER_S = 1.0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from engine.wire.ids import EngineId
-from engine.wire.sockets import Frames
+from engine.wire.tensors import Frames
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from engine.wire.drop_counter import DropCounter
 from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import EngineId, RequestIds
 from engine.wire.messages import ClientInfo, ClientReport, EngineCoreOutputs, EngineReady
-from engine.wire.sockets import Frames, send_nowait
+from engine.wire.sockets import send_nowait
+from engine.wire.tensors import Frames
 
 _log = logging.getLogger(__name__)
 

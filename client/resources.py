@@ -10,8 +10,10 @@ import zmq
 
 from client.config import ClientConfig
 from engine.wire.curve import ZapAuthenticator
+from engine.wire.endpoints import advertised
 from engine.wire.messages import GROUP_TOPIC, LOAD_TOPIC
-from engine.wire.sockets import AsyncReceiver, Frames, advertised, bind, connect, make_socket
+from engine.wire.sockets import AsyncReceiver, bind, connect, make_socket
+from engine.wire.tensors import Frames
 
 _REPORT_HIGH_WATER_MARK = 16  # whole reports: older ones than these say nothing to a coordinator that comes back
 _LEAVE_LINGER_MS = 100

@@ -6,7 +6,8 @@ from typing import Protocol
 from client.engine_connection import EngineConnection
 from client.resources import ClientResources
 from engine.wire.messages import AddRequest, ChannelMessage
-from engine.wire.sockets import AsyncReceiver, Frames, SendOutcome
+from engine.wire.sockets import AsyncReceiver, SendOutcome
+from engine.wire.tensors import Frames
 from engine.wire.tracked import TrackedSends
 
 MAX_UNAPPLIED_MESSAGES = 10_000

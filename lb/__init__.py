@@ -1,1 +1,1 @@
-"""WHO GETS IT: load ledger, picks, and the coordinator that publishes loads and group state."""
+"""Load balancing: the load ledger and picks of a client, and the coordinator that publishes loads and group state."""

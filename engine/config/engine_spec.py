@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from engine.config.engine_config import EngineConfig
 from engine.wire.control import ClusterSettings
-from engine.wire.curve import WireSecurity
+from engine.wire.endpoints import WireSecurity
 from engine.wire.ids import EngineId
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import torch.distributed as _distributed
 import zmq
 
+from engine.wire.endpoints import advertised, tcp_endpoint
 from engine.wire.errors import EngineError
-from engine.wire.sockets import advertised, bind, connect, make_socket, receive_nowait, send_nowait, tcp_endpoint
+from engine.wire.sockets import bind, connect, make_socket, receive_nowait, send_nowait
 
 dist: Any = _distributed  # the library exports half of it without saying so
 

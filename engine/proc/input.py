@@ -18,12 +18,13 @@ from engine.proc.report_channel import ReportChannel
 from engine.proc.sequenced_channel import SequenceCheck, SequencedChannel
 from engine.proc.shared import SharedState
 from engine.wire.codec import channel_decoder, encode, state_decoder
-from engine.wire.curve import WireSecurity
 from engine.wire.drop_counter import DropCounter
+from engine.wire.endpoints import WireSecurity
 from engine.wire.errors import AddressError, MalformedMessageError
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import GROUP_TOPIC, ClientInfo, EEPNotification, EngineReady, GroupState
-from engine.wire.sockets import Frames, connect, make_socket, receive_nowait, send_nowait
+from engine.wire.sockets import connect, make_socket, receive_nowait, send_nowait
+from engine.wire.tensors import Frames
 
 _MAX_MESSAGES_PER_TURN = 64
 """Taken from one socket before the others and the report get their turn."""

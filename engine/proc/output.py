@@ -14,7 +14,7 @@ from engine.proc.mailbox import Mailbox
 from engine.proc.shared import SharedState
 from engine.proc.slow_client_detector import SlowClientDetector, Verdict
 from engine.wire.codec import FrameEncoder
-from engine.wire.curve import WireSecurity
+from engine.wire.endpoints import WireSecurity
 from engine.wire.errors import AddressError
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import (

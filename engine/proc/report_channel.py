@@ -5,7 +5,7 @@ import zmq
 from engine.proc.reports import DelayQueue, ReportPacer
 from engine.proc.shared import SharedState
 from engine.wire.codec import encode
-from engine.wire.curve import WireSecurity
+from engine.wire.endpoints import WireSecurity
 from engine.wire.sockets import connect, make_socket, send_nowait
 from engine.wire.states import EnginePhase
 

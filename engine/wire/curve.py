@@ -4,12 +4,11 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import zmq
-from msgspec import Struct
-from msgspec.structs import replace
 from zmq.utils import z85
+
+from engine.wire.endpoints import WireSecurity
 
 _log = logging.getLogger(__name__)
 
@@ -21,31 +20,6 @@ _NUM_ZAP_FRAMES = 7  # version, request id, domain, address, routing id, mechani
 _REFUSALS = int(
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-
-
-class WireSecurity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The keys of one deployment, 40 characters each (Z85). They travel in specs only and are never shown.
-
-    server_*: of every socket that binds. member_*: of every socket that connects; no other is let in.
-    server_secret: None for processes that bind nothing.
-    """
-
-    server_public: str
-    member_public: str
-    member_secret: str
-    server_secret: str | None = None
-
-    def for_connecting(self) -> "WireSecurity":
-        """Return what a process needs that binds nothing."""
-        return replace(self, server_secret=None)
-
-    def __repr__(self) -> str:
-        """Show no key: whatever holds this may be logged."""
-        return "WireSecurity(...)"
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Show no key here either."""
-        return []
 
 
 def draw_keys() -> WireSecurity:

@@ -8,26 +8,22 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
-import os
 import socket as system_socket
 from collections.abc import Callable, Sequence
 from enum import Enum
-from pathlib import Path
 
 import zmq
 
-from engine.wire.curve import WireSecurity, secure_member, secure_server
+from engine.wire.curve import secure_member, secure_server
+from engine.wire.endpoints import WireSecurity
 from engine.wire.errors import AddressError
-from engine.wire.tensors import Buffer
-
-Frames = list[Buffer]
+from engine.wire.tensors import Buffer, Frames
 
 HIGH_WATER_MARK = 10_000
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 MAX_INBOUND_BYTES: dict[int, int] = {zmq.ROUTER: 16 * 1024 * 1024, zmq.XPUB: 4096}
 """Where only handshakes, calls and subscriptions come in; ZeroMQ hangs up on a peer that announces more."""
 
-MAX_IPC_PATH = 100
 
 _BINDING_TYPES = frozenset({zmq.ROUTER, zmq.PULL, zmq.XPUB})
 """On every line these bind and their counterparts connect."""
@@ -51,37 +47,6 @@ class SendOutcome(Enum):
     ACCEPTED = "accepted"
     NOT_CONNECTED = "not connected"
     FULL = "pipe full"
-
-
-def tcp_endpoint(host: str, port: int | str = 0) -> str:
-    """Return ``tcp://host:port``, with an IPv6 host in brackets.
-
-    port: 0 lets the system choose; to ``bind``, ``LOW-HIGH`` means the first free one from LOW to HIGH.
-    """
-    try:
-        bracketed = f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
-    except ValueError:
-        bracketed = host
-    return f"tcp://{bracketed}:{port}"
-
-
-def advertised(endpoint: str, host: str | None) -> str:
-    """Return a bound TCP endpoint as other hosts reach it, under ``host``; others, and with None all, as they are."""
-    if host is None or not endpoint.startswith("tcp://"):
-        return endpoint
-    return tcp_endpoint(host, endpoint.rpartition(":")[2])
-
-
-def ipc_endpoint(folder: Path, name: str) -> str:
-    """Return ``ipc://folder/name``; the folder is private to the run (mode 0700).
-
-    Raises:
-        AddressError: the path is longer than a Unix socket address can hold.
-    """
-    path = folder / name
-    if len(os.fsencode(path)) > MAX_IPC_PATH:
-        raise AddressError(f"socket path {path} is longer than {MAX_IPC_PATH} bytes; choose a shorter run folder")
-    return f"ipc://{path}"
 
 
 def make_socket(

@@ -1,4 +1,4 @@
-"""Tensors as values of messages: what they are, and how each travels as a frame of its own behind the message.
+"""Tensors as values of messages, each of which travels as a frame of its own behind the message. Pure.
 
 Nothing here computes: whoever wants numbers wraps the buffer in an array of its own library, without a copy.
 """
@@ -12,6 +12,9 @@ ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 
 MAX_DIMENSIONS = 8
 
 Buffer = bytes | memoryview
+
+Frames = list[Buffer]
+"""One message as it is sent and received: the encoded message, and behind it one frame for each tensor in it."""
 
 
 class Tensor:

@@ -1,1 +1,1 @@
-"""The coordinator: everybody's reports in, one whole group state and one load snapshot out."""
+"""The coordinator process: everybody's reports in, one whole group state and one load snapshot out."""

@@ -1,16 +1,15 @@
-"""Configuration of the coordinator process, as it travels on its standard input. Frozen; unknown keys are errors."""
+"""Configuration of the coordinator process, read from its standard input. Frozen; unknown keys are errors."""
 
 import msgspec
 from msgspec import Struct
 
-from engine.wire.curve import WireSecurity
-from engine.wire.sockets import advertised
+from engine.wire.endpoints import WireSecurity, advertised
 
 
 class LockstepConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A group whose ranks step together.
 
-    min_size: members below which it does not serve. num_redundant_experts: replicas beside one copy of each expert.
+    min_size: members below which it does not serve. num_redundant_experts: copies beside the first of each expert.
     """
 
     min_size: int = 1
@@ -18,15 +17,15 @@ class LockstepConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class CoordinatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one coordinator process gets as JSON on standard input.
+    """Everything one coordinator process is configured with, as JSON on standard input.
 
     generation: 1 for the first coordinator of a deployment, +1 for each successor; the others ignore lower ones.
     report_endpoint: PULL to bind for reports. state_endpoint: XPUB to bind for GroupState and LoadSnapshot.
     client_silence_s: a client that has not reported for this long is no longer listed, and engines free its requests.
-    settle_s: a successor listens this long before it publishes, so that it never publishes an empty list of clients
-        that are merely not heard yet. Five report intervals.
+    settle_s: a successor listens this long before it publishes: it must not publish a list without the clients that
+        it has not heard yet, because engines would free their requests. Five report intervals.
     stall_timeout_s: an engine that has work and makes no progress for this long, or is silent for as long, is hung.
-    security: keys of lines between hosts; None leaves both plain.
+    security: keys of the channels between hosts; None leaves both plain.
     lockstep: None when ranks are independent.
     """
 
@@ -42,7 +41,7 @@ class CoordinatorSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class CoordinatorEndpoints(msgspec.Struct, frozen=True):
-    """The ready line of a coordinator: where it really listens."""
+    """The line on standard output by which a coordinator is ready: the endpoints it has bound."""
 
     report_endpoint: str
     state_endpoint: str

@@ -1,4 +1,7 @@
-"""Which member of a lockstep group holds which experts. Pure: the same arguments give the same placement everywhere."""
+"""The placement of experts on the members of a lockstep group. Pure: the same arguments give the same placement.
+
+Every expert has one copy at least. Further copies, *redundant experts*, share its tokens; no member holds two of one.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +9,7 @@ _WORTH_A_MOVE = 0.01
 """Share of a fair load that an exchange of experts must take off a busy member: weights cost time to load."""
 
 Placement = list[list[int]]
-"""Expert ids of each member, ascending; an expert may be held by several members (replicas), by none twice."""
+"""Expert ids of each member, ascending; an expert may be held by several members, by none twice."""
 
 
 def place_experts(
@@ -17,10 +20,10 @@ def place_experts(
 ) -> Placement:
     """Share experts out: as many to each member, give or take one, and hardly more of them moved than that takes.
 
-    Without replicas no other placement moves fewer; with them the copies that stay are chosen greedily.
+    With one copy of each no other placement moves fewer; with more the copies that stay are chosen greedily.
 
     previous: what each member of the new group holds already, in the order of the members; empty for one that joins.
-    num_redundant: replicas beside the first copy of each expert, given to the experts with the most load; more than the
+    num_redundant: copies beside the first of each expert, given to the experts with the most load; more than the
         members can hold are left out.
     loads: tokens each expert was chosen for; when given, members are evened out by load and not only by number, with
         as few moves as make a difference.
@@ -32,7 +35,7 @@ def place_experts(
     if num_members == 0:
         raise ValueError("a group has at least one member")
     weights = [max(0.0, load) for load in loads] if loads is not None else [1.0] * num_experts
-    copies = _copies(weights, num_replicas(num_experts, num_members, num_redundant), num_members)
+    copies = _copies(weights, max_redundant(num_experts, num_members, num_redundant), num_members)
     shares = [weight / count for weight, count in zip(weights, copies, strict=True)]
     placer = _Placer(copies, shares, num_members)
     placer.keep(previous)
@@ -42,8 +45,8 @@ def place_experts(
     return [sorted(held) for held in placer.held]
 
 
-def num_replicas(num_experts: int, num_members: int, num_redundant: int) -> int:
-    """Return how many of ``num_redundant`` replicas so many members can hold: none holds an expert twice."""
+def max_redundant(num_experts: int, num_members: int, num_redundant: int) -> int:
+    """Return how many of ``num_redundant`` further copies so many members can hold: none holds an expert twice."""
     return min(num_redundant, num_experts * (num_members - 1))
 
 

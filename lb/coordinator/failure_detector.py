@@ -1,4 +1,4 @@
-"""Who gives no sign of progress: reports and ``now`` in, suspects out. Pure; times are monotonic seconds."""
+"""The failure detector of the coordinator: reports and ``now`` in, suspects out. Pure; times are monotonic seconds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,10 @@ _ABSENT_S = 1.5  # the process wakes at least once a second; what took longer wa
 
 
 class RecentMax:
-    """The largest of the values of the last 5 to 10 minutes; 0 without any."""
+    """The largest of the values of the last 5 to 10 minutes; 0 without any.
+
+    Two periods of 5 minutes instead of a list of values: memory does not grow with the number of steps.
+    """
 
     def __init__(self) -> None:
         self._began_at = float("-inf")
@@ -50,12 +53,12 @@ class RecentMax:
 
 
 @dataclass(slots=True)
-class _Life:
-    """One engine. heard_at: its last report. moved_at: its last progress under work, or when the work began.
+class _EngineRecord:
+    """One engine. heard_at: its last report. progressed_at: its last progress under work, or when the work began.
 
-    progress: what only the engine's loop moves. Arrivals do not count: they are noted while a step hangs.
+    progress: counters that only the engine's loop moves.
     has_work: it should make progress; a lockstep rank that runs should, with work of its own or without.
-    place: epoch and collectives entered, of a lockstep rank; None of an independent one.
+    position: epoch and collectives entered, of a lockstep rank; None of an independent one.
     """
 
     engine_id: EngineId
@@ -64,19 +67,19 @@ class _Life:
     is_serving: bool = True
     has_work: bool = False
     progress: Load = field(default_factory=Load)
-    place: tuple[int, int] | None = None
+    position: tuple[int, int] | None = None
     gaps: RecentMax = field(default_factory=RecentMax)
 
     def on_report(self, report: EngineReport, now: float) -> None:
-        place = None if report.member is None else (report.epoch, report.coll_seq)
-        has_work = report.has_work if place is None else report.phase is EnginePhase.RUNNING
+        position = None if report.member is None else (report.epoch, report.coll_seq)
+        has_work = report.has_work if position is None else report.phase is EnginePhase.RUNNING
         has_work = has_work and report.phase in SERVING
-        progress = replace(report.load, num_queued=0)
-        if not (self.has_work and has_work) or (progress, place) != (self.progress, self.place):
-            if self.has_work:
+        progress = replace(report.load, num_queued=0)  # the input thread counts arrivals, also while a step hangs
+        if not (self.has_work and has_work) or (progress, position) != (self.progress, self.position):
+            if self.has_work:  # a step has ended: by the longest ones a stall and a hang are measured
                 self.gaps.add(now - self.progressed_at, now)
             self.progressed_at = now
-        self.heard_at, self.has_work, self.progress, self.place = now, has_work, progress, place
+        self.heard_at, self.has_work, self.progress, self.position = now, has_work, progress, position
         self.is_serving = report.phase in _WATCHED
 
 
@@ -102,15 +105,15 @@ class FailureDetector:
     def __init__(self, stall_timeout_s: float) -> None:
         self.suspects: list[Suspect] = []
         self._stall_timeout_s = stall_timeout_s
-        self._lives: dict[int, _Life] = {}
+        self._records: dict[int, _EngineRecord] = {}
         self._judged_at: float | None = None
 
     def on_report(self, report: EngineReport, now: float) -> None:
         """Take a report that is newer than all before it."""
-        life = self._lives.get(report.engine_id.rank)
-        if life is None or life.engine_id != report.engine_id:
-            life = self._lives[report.engine_id.rank] = _Life(report.engine_id, now, now)
-        life.on_report(report, now)
+        record = self._records.get(report.engine_id.rank)
+        if record is None or record.engine_id != report.engine_id:
+            record = self._records[report.engine_id.rank] = _EngineRecord(report.engine_id, now, now)
+        record.on_report(report, now)
 
     def on_replicas(self, replicas: Mapping[int, ReplicaInfo], now: float) -> None:
         """Take what the supervisor knows: engines that are dead, replaced or removed are not watched any more.
@@ -118,14 +121,14 @@ class FailureDetector:
         The clock of an engine that serves and was not heard yet starts now, so that behind a restart of the
         coordinator nobody is suspect before the limit has passed.
         """
-        for life in list(self._lives.values()):
-            if has_ended(life.engine_id, replicas.get(life.engine_id.rank)):
-                del self._lives[life.engine_id.rank]
-                if life.place is not None:
+        for record in list(self._records.values()):
+            if has_ended(record.engine_id, replicas.get(record.engine_id.rank)):
+                del self._records[record.engine_id.rank]
+                if record.position is not None:
                     self._restart_stalls(now)  # those that waited for it have only now something to do
         for rank, replica in replicas.items():
-            if rank not in self._lives and replica.state is ReplicaState.ALIVE:
-                self._lives[rank] = _Life(replica.engine_id, now, now)
+            if rank not in self._records and replica.state is ReplicaState.ALIVE:
+                self._records[rank] = _EngineRecord(replica.engine_id, now, now)
 
     def judge(self, now: float) -> bool:
         """Work out who is suspect; True when that changed.
@@ -142,44 +145,44 @@ class FailureDetector:
 
     def next_deadline(self, now: float) -> float:
         """Return when ``judge`` may next have something to say; infinity when no engine serves."""
-        deadlines = (deadline for life in self._serving() for deadline in self._deadlines(life, now))
+        deadlines = (deadline for record in self._serving() for deadline in self._deadlines(record, now))
         return min((deadline for deadline in deadlines if deadline > now), default=float("inf"))
 
-    def _serving(self) -> list[_Life]:
-        return [life for life in self._lives.values() if life.is_serving]
+    def _serving(self) -> list[_EngineRecord]:
+        return [record for record in self._records.values() if record.is_serving]
 
     def _find(self, now: float) -> list[Suspect]:
-        lives = sorted(self._serving(), key=lambda life: life.engine_id)
+        records = sorted(self._serving(), key=lambda record: record.engine_id)
         # Hearing nobody at all is more likely this process's fault; picks then go on from the clients' ledgers.
-        is_deaf = all(now - life.heard_at > SILENCE_S for life in lives)
-        suspects = (self._judge(life, now) for life in _without_waiting(lives, now))
+        is_deaf = all(now - record.heard_at > SILENCE_S for record in records)
+        suspects = (self._judge(record, now) for record in _without_waiting(records, now))
         return [suspect for suspect in suspects if suspect is not None and (suspect.is_hung or not is_deaf)]
 
-    def _judge(self, life: _Life, now: float) -> Suspect | None:
-        limits = self._limits(life, now)
-        silent_s = now - life.heard_at
-        stalled_s = now - life.progressed_at if life.has_work else 0.0
+    def _judge(self, record: _EngineRecord, now: float) -> Suspect | None:
+        limits = self._limits(record, now)
+        silent_s = now - record.heard_at
+        stalled_s = now - record.progressed_at if record.has_work else 0.0
         if silent_s <= SILENCE_S and stalled_s <= limits.stall_s:
             return None
         is_hung = max(silent_s, stalled_s) > limits.hang_s
-        reason = _describe(life, silent_s, stalled_s)
-        return Suspect(life.engine_id, is_hung, reason, is_silent=silent_s > SILENCE_S)
+        reason = _describe(record, silent_s, stalled_s)
+        return Suspect(record.engine_id, is_hung, reason, is_silent=silent_s > SILENCE_S)
 
-    def _limits(self, life: _Life, now: float) -> _Limits:
-        longest_s = life.gaps.get(now)
+    def _limits(self, record: _EngineRecord, now: float) -> _Limits:
+        longest_s = record.gaps.get(now)
         hang_s = max(self._stall_timeout_s, _STEPS_TO_A_HANG * longest_s)
         return _Limits(stall_s=max(self._stall_timeout_s / 3, 2 * longest_s), hang_s=hang_s)
 
-    def _deadlines(self, life: _Life, now: float) -> list[float]:
-        limits = self._limits(life, now)
-        deadlines = [life.heard_at + SILENCE_S, life.heard_at + limits.hang_s]
-        if life.has_work:
-            deadlines += [life.progressed_at + limits.stall_s, life.progressed_at + limits.hang_s]
+    def _deadlines(self, record: _EngineRecord, now: float) -> list[float]:
+        limits = self._limits(record, now)
+        deadlines = [record.heard_at + SILENCE_S, record.heard_at + limits.hang_s]
+        if record.has_work:
+            deadlines += [record.progressed_at + limits.stall_s, record.progressed_at + limits.hang_s]
         return deadlines
 
     def _restart_stalls(self, now: float) -> None:
-        for life in self._lives.values():
-            life.progressed_at = now
+        for record in self._records.values():
+            record.progressed_at = now
 
     def _forgive_own_absence(self, now: float) -> None:
         """Take the time in which this process itself stood still out of everybody's account."""
@@ -187,30 +190,32 @@ class FailureDetector:
         if judged_at is None or now - judged_at <= _ABSENT_S:
             return
         absent_s = now - judged_at
-        for life in self._lives.values():
-            life.heard_at = min(now, life.heard_at + absent_s)
-            life.progressed_at = min(now, life.progressed_at + absent_s)
+        for record in self._records.values():
+            record.heard_at = min(now, record.heard_at + absent_s)
+            record.progressed_at = min(now, record.progressed_at + absent_s)
 
 
-def _without_waiting(lives: list[_Life], now: float) -> list[_Life]:
+def _without_waiting(records: list[_EngineRecord], now: float) -> list[_EngineRecord]:
     """Leave out the lockstep ranks that only wait for another: everybody stands still when one does.
 
     While some are silent, it is they who are waited for; else those that entered the fewest collectives.
     """
-    members = [life for life in lives if life.place is not None]
-    late = [life for life in members if now - life.heard_at > SILENCE_S]
+    members = [record for record in records if record.position is not None]
+    late = [record for record in members if now - record.heard_at > SILENCE_S]
     if not late:
-        first = min((life.place for life in members if life.has_work and life.place is not None), default=None)
-        late = [life for life in members if life.place == first]
-    return [life for life in lives if life.place is None or life in late]
+        first = min(
+            (record.position for record in members if record.has_work and record.position is not None), default=None
+        )
+        late = [record for record in members if record.position == first]
+    return [record for record in records if record.position is None or record in late]
 
 
 def _who(suspects: list[Suspect]) -> list[tuple[EngineId, bool, bool]]:
     return [(suspect.engine_id, suspect.is_hung, suspect.is_silent) for suspect in suspects]
 
 
-def _describe(life: _Life, silent_s: float, stalled_s: float) -> str:
-    signs = [f"no step for {stalled_s:.1f} s"] if life.has_work else []
+def _describe(record: _EngineRecord, silent_s: float, stalled_s: float) -> str:
+    signs = [f"no step for {stalled_s:.1f} s"] if record.has_work else []
     if silent_s > SILENCE_S:
         signs.append(f"silent for {silent_s:.1f} s")
-    return f"{', '.join(signs)} (behind step {life.progress.num_steps})"
+    return f"{', '.join(signs)} (behind step {record.progress.num_steps})"

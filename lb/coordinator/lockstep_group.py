@@ -1,4 +1,4 @@
-"""Who is in the lockstep group, and how it gets from one membership to the next. Pure: reports and replicas in.
+"""Membership and waves of a lockstep group: reports and replicas in, memberships and wave numbers out. Pure.
 
 An epoch number names one attempt and is never used again: each generation of the coordinator counts in a range of its
 own, because a successor may not have heard of the last attempts. Two ways lead from one membership to the next:
@@ -6,24 +6,62 @@ own, because a successor may not have heard of the last attempts. Two ways lead 
 planned: everybody lives. Old and new members prepare while they serve; when all are ready the new membership is
     committed, and the members switch together at the end of a step.
 direct: a member died, or a member's group broke. The live members leave whatever they are in, prepare, and start anew
-    when it is committed, with one copy of each expert. Replacements join and replicas are made afterwards, by the
-    planned way.
+    when it is committed, with one copy of each expert. Replacements join and redundant copies are placed afterwards,
+    by the planned way.
+
+The other half of this state machine is ``DPGroupMember`` in ``engine/parallel``; ``tests/model`` searches both.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from engine.wire.control import Membership
 from engine.wire.ids import EngineId
 from engine.wire.messages import EngineReport
 from engine.wire.replicas import ReplicaInfo
 from engine.wire.states import EnginePhase, ReplicaState
-from lb.coordinator.expert_placement import num_replicas, place_experts
-from lb.coordinator.waves import Waves
+from lb.coordinator.expert_placement import max_redundant, place_experts
 
 _LOADED = (EnginePhase.IDLE, EnginePhase.RUNNING, EnginePhase.PARKED)
 
 _EPOCHS_PER_GENERATION = 1_000_000
 """More than a coordinator proposes in its life, and the first one counts from 1."""
+
+
+class Waves:
+    """Numbers the running periods of a group. Between waves nobody steps, and an idle group costs no CPU.
+
+    started: the newest wave anybody may run in. It only rises, and to raise it is the only way to wake a rank.
+    """
+
+    def __init__(self) -> None:
+        self.started = 0
+
+    def update(self, members: Sequence[EngineReport], epoch: int) -> None:
+        """Look at the members' reports, and start a wave when one is wanted.
+
+        A member that is idle in the newest wave wants the next one when it has work, or is not in the committed epoch:
+        a membership takes effect at a step, and the last wave may have ended with somebody who had not seen it. One
+        that is behind has not seen the newest wave yet, and will run in it. A wave a member is in already, started by
+        a coordinator before this one, is everybody's.
+
+        epoch: the committed one.
+        """
+        self.started = max([self.started, *(report.wave for report in members)])
+        idle = [r for r in members if r.phase is EnginePhase.IDLE and r.wave == self.started]
+        if any(report.has_work or report.epoch != epoch for report in idle):
+            self.started += 1
+
+    def on_first_request(self, wave: int, members: Iterable[EngineReport]) -> bool:
+        """Start the wave a client asks for; True when it is the next one and all members are idle in the newest.
+
+        An optimisation: the member that got the request reports the same a little later. A request that comes late,
+        twice or out of the blue names a wave that was started already, or not the next one.
+        """
+        idle = all(report.phase is EnginePhase.IDLE and report.wave == self.started for report in members)
+        if not idle or wave != self.started + 1:
+            return False
+        self.started = wave
+        return True
 
 
 class LockstepGroup:
@@ -39,7 +77,7 @@ class LockstepGroup:
         """Begin with no members.
 
         generation: which coordinator this is, from 1. min_size: below so many members nothing is committed.
-        num_redundant_experts: replicas in the group.
+        num_redundant_experts: copies in the group beside the first of each expert.
         """
         self.committed = Membership(0, [])
         self.proposal: Membership | None = None
@@ -54,7 +92,7 @@ class LockstepGroup:
 
     @property
     def is_observed(self) -> bool:
-        """Tell whether everybody has seen what is said here.
+        """Tell whether everybody has seen what is published of the group.
 
         Nothing is proposed; every live member has seen the newest wave, and steps in the committed group or has left it
         because of a dead one.
@@ -76,18 +114,19 @@ class LockstepGroup:
         self._reports, self._replicas = reports, replicas
         before = (self.committed, self.proposal, self.direct, self.waves.started)
         self._learn()
+        # One thing at a time, the most urgent first: the next report shows what came of it.
         if self._knows_everybody() and not self._heal() and not self._commit():
             self._plan()
         self.waves.update(self._members(), self.committed.epoch)
         return before != (self.committed, self.proposal, self.direct, self.waves.started)
 
     def on_first_request(self, wave: int) -> bool:
-        """Start a wave that a client requests for, see ``Waves``; True when something is to be published."""
+        """Start the wave that a client asks for, see ``Waves``; True when something is to be published."""
         members = self._members()
         return bool(members) and self.waves.on_first_request(wave, members)
 
     def rebalance(self, seq: int) -> None:
-        """Place experts anew, by how often each was chosen, unless that was done since it was wished for.
+        """Place experts anew, by how often each was chosen, unless that was done since it was requested.
 
         seq: of the newest request. What is in force says which one it follows, so a request is neither lost with an
         attempt that comes to nothing nor fulfilled again by a successor.
@@ -135,7 +174,10 @@ class LockstepGroup:
         return report.ready_epoch != self.committed.epoch or waits_in_vain
 
     def _has_lost_somebody(self, epoch: int) -> bool:
-        """Tell whether a rank, a leaver perhaps, let go of a group that is left: who did not notice never switches."""
+        """Tell whether some rank, perhaps one that leaves, let go of a group that is over.
+
+        A member that did not notice waits there for a step that never ends, so it would never switch.
+        """
         statuses = [report.member for report in self._reports.values()]
         return any(status is not None and 0 < status.broken_epoch == epoch for status in statuses)
 
@@ -155,15 +197,15 @@ class LockstepGroup:
         return True
 
     def _propose(self, members: list[EngineId], *, direct: bool) -> None:
-        self._max_epoch += 1
+        self._max_epoch += 1  # also behind an attempt that failed: members may still be in it
         first = self._reports[members[0].rank].member
         assert first is not None, "only members of a lockstep group are proposed"
         held = [self._held(member) for member in members]
-        by_load = self._must_rebalance and not direct  # moves take time to load, as replicas do
+        by_load = self._must_rebalance and not direct  # experts that move take time to load, as redundant ones do
         placement = place_experts(
             first.num_experts,
             held,
-            0 if direct else self._num_redundant,  # replicas take time to load, and nobody serves until all are ready
+            0 if direct else self._num_redundant,  # copies take time to load, and nobody serves until all are ready
             self._expert_loads() if by_load else None,
         )
         # Where a group broke, a member may hold what the epoch before placed on it: then nobody asks its peers.
@@ -189,14 +231,14 @@ class LockstepGroup:
         wanted = self._wanted()
         if len(wanted) < self._min_size or not self._is_settled():
             return
-        if wanted != self.committed.members or (wanted and (self._must_rebalance or self._lacks_replicas())):
+        if wanted != self.committed.members or (wanted and (self._must_rebalance or self._lacks_copies())):
             self._propose(wanted, direct=False)
 
-    def _lacks_replicas(self) -> bool:
-        """Tell whether the committed group came about by the direct way, which makes none."""
+    def _lacks_copies(self) -> bool:
+        """Tell whether redundant experts are missing: the committed group came about by the direct way."""
         placement = self.committed.expert_placement
         num_experts = len(set().union(*placement))
-        return sum(map(len, placement)) < num_experts + num_replicas(num_experts, len(placement), self._num_redundant)
+        return sum(map(len, placement)) < num_experts + max_redundant(num_experts, len(placement), self._num_redundant)
 
     def _wanted(self) -> list[EngineId]:
         """Return the engines that shall be members: loaded, and in a replica that is to stay.
@@ -216,9 +258,9 @@ class LockstepGroup:
         ]
         if self.committed.epoch == 0 and len(loaded) < len(replicas):
             return []
-        return sorted([*loaded, *filter(self._is_busy_leaver, self.committed.members)])
+        return sorted([*loaded, *filter(self._is_leaving_busy, self.committed.members)])
 
-    def _is_busy_leaver(self, member: EngineId) -> bool:
+    def _is_leaving_busy(self, member: EngineId) -> bool:
         report = self._live_report(member)
         return report is not None and report.load.num_sequences > 0 and self._is_leaving(member)
 
@@ -264,7 +306,7 @@ class LockstepGroup:
 
     def _has_failed(self, member: EngineId) -> bool:
         """Tell whether a member could not prepare the proposal."""
-        assert self.proposal is not None
+        assert self.proposal is not None, "only a proposal can fail"
         report = self._live_report(member)
         status = report.member if report is not None else None
         return status is not None and status.failed_epoch == self.proposal.epoch

@@ -16,7 +16,6 @@ from engine.wire.messages import GROUP_TOPIC, LOAD_TOPIC
 from engine.wire.process import set_log_level
 from engine.wire.sockets import SendOutcome, bind, make_socket, send_nowait
 from lb.coordinator.config import CoordinatorSpec
-from lb.coordinator.publish_rate_limiter import PublishRateLimiter
 from lb.coordinator.state import CoordinatorState
 
 _log = logging.getLogger(__name__)
@@ -24,6 +23,37 @@ _log = logging.getLogger(__name__)
 _MAX_MESSAGES_PER_TURN = 1000
 _NOBLOCK, _POLLIN = int(zmq.NOBLOCK), int(zmq.POLLIN)
 _STATE_HIGH_WATER_MARK = 100  # whole states: a subscriber that is this far behind wants the next one only
+
+
+class PublishRateLimiter:
+    """Publishes a change soon, a state that is not observed yet often, and an unchanged one now and then.
+
+    All gaps are seconds since the last publication. min_gap_s: also a change waits this long, so that a storm of
+    changes costs a bounded number of messages. repeat_gap_s: while not everybody has observed the state.
+    max_gap_s: when all is quiet.
+    """
+
+    def __init__(self, *, min_gap_s: float, max_gap_s: float, repeat_gap_s: float | None = None) -> None:
+        self._min_gap_s = min_gap_s
+        self._max_gap_s = max_gap_s
+        self._repeat_gap_s = max_gap_s if repeat_gap_s is None else repeat_gap_s
+        self._published_at = float("-inf")
+        self._published_version = -1
+
+    def due_at(self, version: int, *, observed: bool = True) -> float:
+        """Return when the state of this version is due; at or before now means now."""
+        if version != self._published_version:
+            return self._published_at + self._min_gap_s
+        return self._published_at + (self._max_gap_s if observed else self._repeat_gap_s)
+
+    def on_published(self, version: int, now: float) -> None:
+        """Note that the state of this version went out."""
+        self._published_version = version
+        self._published_at = now
+
+    def on_new_subscriber(self) -> None:
+        """Make the state due as if it had changed: somebody subscribed who has nothing yet."""
+        self._published_version = -1
 
 
 class Coordinator:
@@ -83,6 +113,7 @@ class Coordinator:
     def _next_deadline(self, now: float) -> float:
         group = self._group.due_at(self._state.group_version, observed=self._state.is_observed())
         load = self._load.due_at(self._state.load_version)
+        # Before it may publish nothing can be due: to wake for an overdue state would spin.
         return max(self._publish_from, min(group, load, self._state.next_expiry(now)))
 
     def _take_reports(self) -> None:
@@ -93,7 +124,7 @@ class Coordinator:
         try:
             report = self._decoder.decode_frames(frames)
         except MalformedMessageError as error:
-            # a PULL does not say who sent it, so all strangers are one peer
+            # A PULL does not know who sent what, so all senders of such bytes are one peer.
             self._drop_counter.drop("malformed_reports", "the report channel", error)
             return
         before = self._state.log_level

@@ -1,31 +1,112 @@
-"""What the coordinator knows and says, as plain data: reports and ``now`` in, messages out."""
+"""The coordinator's state as plain data: reports and ``now`` in, the next GroupState and LoadSnapshot out. Pure."""
 
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from msgspec.structs import astuple
 
 from engine.wire.control import ClusterSettings, Membership, PauseMode
-from engine.wire.ids import EngineId
-from engine.wire.messages import ClientReport, EngineReport, GroupState, LoadSnapshot, Report, SupervisorReport
+from engine.wire.ids import ClientId, EngineId
+from engine.wire.messages import (
+    ClientInfo,
+    ClientReport,
+    EngineReport,
+    GroupState,
+    LoadSnapshot,
+    Report,
+    SupervisorReport,
+)
 from engine.wire.replicas import ReplicaInfo, replicas_by_rank
 from engine.wire.states import ReplicaState
-from lb.coordinator.clients import ClientRegistry
 from lb.coordinator.config import LockstepConfig
 from lb.coordinator.failure_detector import SERVING, FailureDetector
 from lb.coordinator.lockstep_group import LockstepGroup
 
+MAX_CLIENTS = 1024
 MAX_REPLICAS = 4096
+"""Reports of more are dropped: whoever reaches the report channel must not be able to fill the memory."""
 
 MAX_EPOCH = 2**62
 """Far above all that a deployment counts to, and what is counted on from it still fits a message."""
 
 
+@dataclass(slots=True)
+class _Client:
+    """The newest report of a client. heard_at: when it came. listed: whether the client lives, as far as is known."""
+
+    report: ClientReport
+    heard_at: float
+    listed: bool
+
+
+class ClientRegistry:
+    """Lists a client from its first report until it leaves, its process ends, or it has been silent for too long.
+
+    One record per client index, newest (incarnation, report_seq) wins. Records of clients that left are kept, so that
+    a late report does not bring one back.
+    """
+
+    def __init__(self, silence_s: float) -> None:
+        self._silence_s = silence_s
+        self._records: dict[int, _Client] = {}
+
+    def on_report(self, report: ClientReport, now: float) -> bool:
+        """Take one report; True when the list changed."""
+        client_id = report.info.client_id
+        known = self._records.get(client_id.index)
+        if known is None and len(self._records) >= MAX_CLIENTS:
+            return False
+        if known is not None and _client_order(report) <= _client_order(known.report):
+            return False
+        before = known.report.info if known is not None and known.listed else None
+        record = _Client(report, now, listed=not report.leaving)
+        self._records[client_id.index] = record
+        return (report.info if record.listed else None) != before
+
+    def on_gone(self, client_ids: Iterable[ClientId]) -> bool:
+        """Take out clients whose process ended; True when the list changed."""
+        changed = False
+        for client_id in client_ids:
+            record = self._records.get(client_id.index)
+            if record is not None and record.listed and record.report.info.client_id == client_id:
+                record.listed = False
+                changed = True
+        return changed
+
+    def expire(self, now: float) -> bool:
+        """Take out clients that are silent for too long; True when the list changed. A later report lists them again.
+
+        Silence of a client takes it off the list, because engines must not compute for nobody; silence of an engine
+        never declares a death.
+        """
+        changed = False
+        for record in self._records.values():
+            if record.listed and now - record.heard_at > self._silence_s:
+                record.listed = False
+                changed = True
+        return changed
+
+    def next_expiry(self) -> float:
+        """Return when ``expire`` may next have something to do; infinity without clients."""
+        heard = [record.heard_at for record in self._records.values() if record.listed]
+        return min(heard) + self._silence_s if heard else float("inf")
+
+    def live(self) -> list[ClientInfo]:
+        """Return the listed clients in the order of their index."""
+        return [self._records[index].report.info for index in sorted(self._records) if self._records[index].listed]
+
+
+def _client_order(report: ClientReport) -> tuple[int, int]:
+    return report.info.client_id.incarnation, report.report_seq
+
+
 class CoordinatorState:
     """Keeps everybody's newest report and derives the group from them.
 
-    Newest means highest (incarnation, report_seq) per replica, so loss, repetition and reordering need no other rule.
-    The coordinator adds nothing up and declares no death: that is what the supervisor confirmed, and an engine that is
-    merely silent stays a member with its last report. It does say who is suspect, since it hears all of them.
+    Newest means highest (incarnation, report_seq) per rank, so loss, repetition and reordering need no other rule.
+    The coordinator adds nothing up and declares no death: deaths are what the supervisor confirmed, and an engine that
+    is merely silent stays a member with its last report. It does decide who is suspect, since it hears all of them.
 
     group_version, load_version: rise whenever the next GroupState or LoadSnapshot would say something new.
     """
@@ -76,7 +157,7 @@ class CoordinatorState:
 
     @property
     def log_level(self) -> str:
-        """Return the level that every process is to log at; empty leaves each its own."""
+        """Return the level that every process is to log at; empty leaves each at its own."""
         return self._settings.log_level
 
     def is_observed(self) -> bool:
@@ -110,6 +191,8 @@ class CoordinatorState:
         self._seq += 1
         return LoadSnapshot(self._generation, self._seq, [self._reports[rank] for rank in sorted(self._reports)])
 
+    # --- reports ----------------------------------------------------------------------------------------------------
+
     def _on_engine(self, report: EngineReport, now: float) -> None:
         engine_id = report.engine_id
         if not self._has_room(engine_id) or not self._is_listed(engine_id):
@@ -119,7 +202,7 @@ class CoordinatorState:
             self.dropped["impossible engine report"] += 1
             return
         known = self._reports.get(engine_id.rank)
-        if known is not None and _order(report) <= _order(known):
+        if known is not None and _engine_order(report) <= _engine_order(known):
             self.dropped["old engine report"] += 1
             return
         self._reports[engine_id.rank] = report
@@ -137,7 +220,7 @@ class CoordinatorState:
         if self._clients.on_report(report, now):
             self.group_version += 1
         if self._lockstep is None or self._settings.pause is not PauseMode.RUN or self._settings.sleep_level:
-            return
+            return  # a group at rest by order is not woken for a request that it would not run
         if self._lockstep.on_first_request(report.wave_wanted):
             self.group_version += 1
 
@@ -152,12 +235,14 @@ class CoordinatorState:
         desired = (dismissed, report.settings)
         if replicas != self._replicas or desired != (self._dismissed, self._settings) or clients_changed:
             self._replicas = replicas
-            if self._lockstep is not None:
+            if self._lockstep is not None:  # before the members are worked out, which places experts by it
                 self._lockstep.rebalance(report.settings.rebalance_seq)
             self._dismissed, self._settings = desired
             self.group_version += 1
             self._forget_the_gone(now)
             self._refresh_members()
+
+    # --- members ----------------------------------------------------------------------------------------------------
 
     def _forget_the_gone(self, now: float) -> None:
         self._failure_detector.on_replicas(self._replicas, now)
@@ -201,10 +286,10 @@ class CoordinatorState:
         return report.phase in SERVING and report.engine_id not in self._dismissed
 
 
-def _order(report: EngineReport) -> tuple[int, int]:
+def _engine_order(report: EngineReport) -> tuple[int, int]:
     return report.engine_id.incarnation, report.report_seq
 
 
 def _content(report: EngineReport) -> tuple[object, ...]:
-    """Return everything but who and which number: two leading fields."""
+    """Return everything but who sent it and which number it has: the two leading fields."""
     return astuple(report)[2:]

@@ -1,1 +1,1 @@
-"""Picks: the load ledger of one client and the choice of an engine. Pure."""
+"""Routing: the load ledger of one client and the choice of an engine for a sequence. Pure."""

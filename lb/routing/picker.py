@@ -1,4 +1,4 @@
-"""Which engine gets the next sequence: filter, score, pick. No clock, no dice, no socket."""
+"""The choice of an engine for a sequence: filter the candidates, score them by load, pick. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from lb.routing.ledger import EngineLedger
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A decision and its grounds.
+    """A decision and its grounds, so that "why this rank?" can be answered.
 
-    candidates: those that were compared. scores: their loads in load units, in the same order.
+    candidates: engines that were compared. scores: their loads in load units, in the same order.
     """
 
     engine_id: EngineId
@@ -51,7 +51,7 @@ class RotatingPicker:
                     chosen = ledger
                     break
                 chosen = chosen or ledger
-        assert chosen is not None
+        assert chosen is not None, "one of them has the least load"
         self._next_rank = chosen.engine_id.rank + 1
         return Pick(chosen.engine_id, [ledger.engine_id for ledger in candidates], scores)
 

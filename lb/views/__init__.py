@@ -1,1 +1,1 @@
-"""Engines and the lockstep group as people and metrics see them. Pure."""
+"""Views: engines, their totals and the lockstep group as people and metrics see them. Pure."""

@@ -1,4 +1,4 @@
-"""What a client knows about one engine, for people and metrics."""
+"""The view of one engine as a client sees it, for people and metrics. Pure."""
 
 from dataclasses import dataclass
 
@@ -14,9 +14,9 @@ class EngineView:
     """One engine as one client sees it at one moment.
 
     reason: why it is dead, suspect or refused, else empty.
-    report: its last report in the snapshot. ready: its handshake. replica: what the supervisor says. None: not heard
-    yet.
-    num_in_flight: this client's unfinished sequences on it. num_picks: since it came.
+    report: its last report in the snapshot. ready: its handshake. replica: as the supervisor reports it. Each is None
+        before it was received.
+    num_in_flight: this client's unfinished sequences on it. num_picks: sequences this client has sent it.
     totals: what the rank's engines have counted, over all its incarnations.
     """
 

@@ -1,4 +1,4 @@
-"""A lockstep group as one client sees it, for people and metrics. Pure: the coordinator's state and reports in."""
+"""The view of a lockstep group as one client sees it, for people and metrics. Pure: states and reports in."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from engine.wire.messages import EngineReport, GroupState
 class GroupView:
     """One lockstep group at one moment.
 
-    epoch: of the membership in force; 0 before the first. wave: the newest that was started. placement: member -> the
-    ids of the experts it holds, in the order of the ranks. proposal: what is being prepared. is_direct: because a
-    member died or is parked.
+    epoch: of the membership in force; 0 before the first. wave: the newest that was started. placement: member -> ids
+    of the experts it holds, in the order of the ranks. proposal: the membership that is being prepared. is_direct: it
+    is prepared because a member died or is parked.
     """
 
     epoch: int
@@ -37,7 +37,7 @@ class GroupView:
 
 
 def view_group(state: GroupState | None) -> GroupView | None:
-    """Return the lockstep group that a state tells of; None for independent ranks, and before there was any state."""
+    """Return the lockstep group that a state describes; None for independent ranks, and before there was any state."""
     if state is None or not any(m is not None and m.store_address for m in (state.committed, state.proposal)):
         return None
     committed = state.committed

@@ -1,4 +1,4 @@
-"""What the engines of each rank have counted over all their lives: figures that never go backwards."""
+"""The counters of each rank, added up over the incarnations of its engine: figures that never go backwards. Pure."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -9,7 +9,7 @@ RANKS, EXPERTS = "engine_totals/", "expert_totals/"
 """Before the rank: names of the records of what its engines counted, and of how often they chose each expert."""
 
 MAX_EXPERTS = 4096
-"""More no model has; a report of more is not of an engine."""
+"""No model has more; a report of more comes from no engine, and must not fill the memory."""
 
 
 class Totals(NamedTuple):
@@ -33,7 +33,7 @@ class Totals(NamedTuple):
 
     @classmethod
     def recorded(cls, counted: Sequence[float]) -> "Totals":
-        """Return what a record says, see ``totals_in``: in it all are floats."""
+        """Return the totals of a record, see ``totals_in``: in it all are floats."""
         *numbers, collective_s = counted
         return cls._make([*map(int, numbers), collective_s])
 
@@ -42,18 +42,18 @@ NOTHING_COUNTED = Totals()
 
 
 Record: TypeAlias = "list[float] | memoryview[float]"
-"""Incarnation of a rank's newest engine; the rank's totals; its totals as they were when that engine came."""
+"""Numbers: incarnation of a rank's newest engine; the rank's totals; its totals as they were when that engine came."""
 
 _INCARNATION, _TOTALS = 0, 1
 
 
 def num_values(num_counters: int) -> int:
-    """Return the cells of a record of so many counters."""
+    """Return how many numbers a record of so many counters has."""
     return 1 + 2 * num_counters
 
 
 def totals_in(record: Record) -> list[float]:
-    """Return the totals that a record tells of."""
+    """Return the totals in a record."""
     return list(record[_TOTALS : _TOTALS + _num_counters(record)])
 
 
@@ -70,12 +70,15 @@ class RankTotals:
     """
 
     def __init__(self, make_record: Callable[[str, int], Record] = lambda _, num_values: [0.0] * num_values) -> None:
-        """Begin. make_record: name, number of cells -> a record, which may hold numbers; asked for once per name."""
+        """Begin with what the records hold.
+
+        make_record: name, how many numbers -> a record, of zeros or of what a predecessor left; called once per name.
+        """
         self._make_record = make_record
         self._records: dict[str, Record] = {}
 
     def on_reports(self, reports: Iterable[EngineReport]) -> None:
-        """Take the newest reports of some engines; one of an earlier incarnation than the last seen says nothing."""
+        """Take the newest reports of some engines; one of an earlier incarnation than the last seen is ignored."""
         for report in reports:
             self._count(RANKS, report, Totals.of(report))
             if report.member is not None and 0 < len(report.member.expert_loads) <= MAX_EXPERTS:

@@ -10,7 +10,8 @@ from engine.wire.codec import Decoder, encode
 from engine.wire.drop_counter import DropCounter
 from engine.wire.errors import MalformedMessageError
 from engine.wire.ids import ClientId
-from engine.wire.sockets import AsyncReceiver, Frames, SendOutcome, connect, make_socket, send_nowait
+from engine.wire.sockets import AsyncReceiver, SendOutcome, connect, make_socket, send_nowait
+from engine.wire.tensors import Frames
 from orchestrator.control.calls import Handler, OpenCalls, RpcServer
 from orchestrator.control.errors import ControlUnavailableError
 from orchestrator.control.messages import Call, CallResult, Hello, Message, Operation

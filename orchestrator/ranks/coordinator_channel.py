@@ -8,11 +8,12 @@ from collections.abc import Callable
 import zmq
 
 from engine.wire.codec import encode, state_decoder
-from engine.wire.curve import WireSecurity
 from engine.wire.drop_counter import DropCounter
+from engine.wire.endpoints import WireSecurity
 from engine.wire.errors import MalformedMessageError
 from engine.wire.messages import GROUP_TOPIC, LOAD_TOPIC, EngineReport, GroupState, SupervisorReport
-from engine.wire.sockets import AsyncReceiver, Frames, connect, make_socket, send_nowait
+from engine.wire.sockets import AsyncReceiver, connect, make_socket, send_nowait
+from engine.wire.tensors import Frames
 
 _LOG = logging.getLogger(__name__)
 

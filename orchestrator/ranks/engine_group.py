@@ -11,7 +11,7 @@ import msgspec
 from client.tasks import log_failure
 from engine.config.engine_spec import EngineSpec
 from engine.wire.control import ClusterSettings
-from engine.wire.curve import WireSecurity
+from engine.wire.endpoints import WireSecurity
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import EngineReport, GroupState
 from lb.coordinator.config import CoordinatorEndpoints

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import zmq
 
-from engine.wire.curve import WireSecurity, draw_keys
+from engine.wire.curve import draw_keys
+from engine.wire.endpoints import WireSecurity, ipc_endpoint, tcp_endpoint
 from engine.wire.errors import StartupError
 from engine.wire.ids import ClientId
-from engine.wire.sockets import ipc_endpoint, tcp_endpoint
 
 
 @dataclass(frozen=True, slots=True)

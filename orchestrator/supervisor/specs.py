@@ -10,7 +10,7 @@ from engine.config.engine_spec import EngineSpec
 from engine.model.names import ResolvedModel
 from engine.wire.build import build_id, config_hash, config_values
 from engine.wire.control import ClusterSettings
-from engine.wire.curve import WireSecurity
+from engine.wire.endpoints import WireSecurity
 from engine.wire.ids import ClientId, EngineId
 from lb.coordinator.config import CoordinatorEndpoints
 from metrics.memory import StatsMemory

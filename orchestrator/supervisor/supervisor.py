@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from engine.config.engine_config import EngineConfig
+from engine.wire.endpoints import ipc_endpoint
 from engine.wire.errors import EngineError, ShoalError, StartupError
 from engine.wire.ids import ClientId, EngineId
-from engine.wire.sockets import ipc_endpoint
 from lb.coordinator.config import CoordinatorSpec, LockstepConfig
 from orchestrator.config.engine_config import engine_config
 from orchestrator.config.serve_config import ServeConfig

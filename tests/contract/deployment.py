@@ -23,12 +23,13 @@ from engine.config.engine_spec import EngineSpec
 from engine.wire.build import build_id, config_hash, config_values
 from engine.wire.codec import encode
 from engine.wire.curve import draw_keys
+from engine.wire.endpoints import ipc_endpoint, tcp_endpoint
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import AddRequest, EngineCoreOutput, SupervisorReport
 from engine.wire.process import child_environment
 from engine.wire.replicas import ReplicaInfo
 from engine.wire.sampling import SamplingParams
-from engine.wire.sockets import connect, ipc_endpoint, make_socket, tcp_endpoint
+from engine.wire.sockets import connect, make_socket
 from engine.wire.states import ReplicaState
 from lb.coordinator.config import CoordinatorSpec
 

@@ -16,6 +16,7 @@ from engine.config.engine_spec import EngineSpec
 from engine.wire.build import build_id, config_hash
 from engine.wire.codec import encode, output_decoder, ready_decoder, report_decoder
 from engine.wire.control import ClusterSettings, Membership
+from engine.wire.endpoints import ipc_endpoint
 from engine.wire.ids import ClientId, EngineId, RequestIds
 from engine.wire.messages import (
     GROUP_TOPIC,
@@ -32,7 +33,7 @@ from engine.wire.messages import (
 from engine.wire.process import child_environment
 from engine.wire.replicas import ReplicaInfo
 from engine.wire.sampling import SamplingParams
-from engine.wire.sockets import bind, ipc_endpoint, make_socket
+from engine.wire.sockets import bind, make_socket
 from engine.wire.states import ReplicaState
 
 ENGINE_ID = EngineId(0, 1)

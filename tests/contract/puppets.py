@@ -17,6 +17,7 @@ from client.mp_client import MPClient
 from client.sync_mp_client import SyncMPClient
 from engine.wire.codec import channel_decoder, encode, report_decoder
 from engine.wire.control import Membership
+from engine.wire.endpoints import ipc_endpoint
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.load import Load
 from engine.wire.messages import (
@@ -37,7 +38,7 @@ from engine.wire.messages import (
 )
 from engine.wire.replicas import ReplicaInfo
 from engine.wire.sampling import SamplingParams
-from engine.wire.sockets import HIGH_WATER_MARK, bind, connect, ipc_endpoint, make_socket
+from engine.wire.sockets import HIGH_WATER_MARK, bind, connect, make_socket
 from engine.wire.states import EnginePhase
 
 DEADLINE_S = 20.0

@@ -14,9 +14,10 @@ import zmq
 from engine.proc.output import OutputThread
 from engine.proc.shared import SharedState
 from engine.wire.codec import output_decoder
+from engine.wire.endpoints import ipc_endpoint, tcp_endpoint
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import UtilityOutput
-from engine.wire.sockets import bind, ipc_endpoint, make_socket, tcp_endpoint
+from engine.wire.sockets import bind, make_socket
 
 CLIENT, ENGINE = ClientId(0, 1), EngineId(0, 1)
 MAX_BYTES = 1_000_000

@@ -14,8 +14,8 @@ from engine.wire.codec import output_decoder
 from engine.wire.errors import StartupError, UtilityError
 from engine.wire.ids import EngineId
 from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, FinishReason
-from engine.wire.sockets import Frames
 from engine.wire.states import ReplicaState
+from engine.wire.tensors import Frames
 from tests.contract.deployment import Deployment, deployment, eventually, finish, make_request
 from tests.contract.puppets import ledger_loads
 

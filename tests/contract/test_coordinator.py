@@ -17,6 +17,7 @@ import pytest
 import zmq
 
 from engine.wire.codec import encode, state_decoder
+from engine.wire.endpoints import ipc_endpoint
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.load import Load
 from engine.wire.messages import (
@@ -31,7 +32,7 @@ from engine.wire.messages import (
 )
 from engine.wire.process import child_environment
 from engine.wire.replicas import ReplicaInfo
-from engine.wire.sockets import connect, ipc_endpoint, make_socket
+from engine.wire.sockets import connect, make_socket
 from engine.wire.states import EnginePhase, ReplicaState
 from lb.coordinator.config import CoordinatorSpec
 

@@ -13,9 +13,10 @@ from engine.proc.heartbeat import FIRST_GAP_S, NEXT_GAP_S
 from engine.proc.output import OutputThread
 from engine.proc.shared import ClientGone, ClientStalled, Intake, SharedState
 from engine.wire.codec import output_decoder
+from engine.wire.endpoints import ipc_endpoint
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import EngineCoreOutput
-from engine.wire.sockets import bind, ipc_endpoint, make_socket
+from engine.wire.sockets import bind, make_socket
 
 CLIENT = ClientId(0, 1)
 

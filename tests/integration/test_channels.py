@@ -10,7 +10,7 @@ import httpx
 import pytest
 import zmq
 
-from engine.wire.curve import WireSecurity
+from engine.wire.endpoints import WireSecurity
 from engine.wire.messages import GROUP_TOPIC, LOAD_TOPIC
 from engine.wire.sockets import connect, make_socket
 from tests.integration.serving import Deployment, chat, deployment, eventually, rank_is, ranks_of, wire_mechanism

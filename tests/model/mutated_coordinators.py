@@ -7,8 +7,7 @@ from msgspec.structs import replace
 from engine.wire.ids import EngineId
 from engine.wire.messages import EngineReport
 from engine.wire.states import EnginePhase
-from lb.coordinator.lockstep_group import LockstepGroup
-from lb.coordinator.waves import Waves
+from lb.coordinator.lockstep_group import LockstepGroup, Waves
 from tests.model.events import Rules
 from tests.model.parts import Rank
 from tests.model.world import World
@@ -155,7 +154,7 @@ class FormsWithTheFirst(LockstepGroup):
 
 
 class LetsBusyLeaversGo(LockstepGroup):
-    def _is_busy_leaver(self, member: EngineId) -> bool:
+    def _is_leaving_busy(self, member: EngineId) -> bool:
         return False
 
 

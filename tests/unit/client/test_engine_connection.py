@@ -5,8 +5,7 @@ import pytest
 from client.engine_connection import RESEND_AFTER_S, EngineConnection
 from engine.wire.codec import channel_decoder
 from engine.wire.messages import AddRequest, UtilityRequest
-from engine.wire.sockets import Frames
-from engine.wire.tensors import Tensor
+from engine.wire.tensors import Frames, Tensor
 from tests.unit.client.builders import CLIENT, make_add, make_connection
 
 

@@ -14,8 +14,9 @@ import zmq
 
 from engine.wire.codec import encode
 from engine.wire.control import PauseMode
+from engine.wire.endpoints import ipc_endpoint
 from engine.wire.ids import ClientId
-from engine.wire.sockets import ipc_endpoint, make_socket
+from engine.wire.sockets import make_socket
 from orchestrator.control.calls import MAX_OPEN_CALLS, Handler
 from orchestrator.control.client import ControlClient
 from orchestrator.control.errors import ControlError, ControlRefusedError, ControlUnavailableError

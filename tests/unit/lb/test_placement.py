@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lb.coordinator.expert_placement import Placement, num_moved, num_replicas, place_experts
+from lb.coordinator.expert_placement import Placement, max_redundant, num_moved, place_experts
 
 _LOADS = st.floats(0, 1000, allow_nan=False)
 
 
 @st.composite
 def groups(draw: st.DrawFn, *, with_loads: bool = False) -> tuple[int, int, int, list[float] | None]:
-    """Draw (experts, members, replicas, load of each expert)."""
+    """Draw (experts, members, redundant experts, load of each expert)."""
     num_experts = draw(st.integers(1, 24))
     num_members = draw(st.integers(1, 6))
     num_redundant = draw(st.integers(0, min(6, num_experts * (num_members - 1))))
@@ -59,7 +59,7 @@ def test_it_stays_so_through_any_history_of_joins_and_leaves(
         elif len(placement) > 1:
             placement = [held for member, held in enumerate(placement) if member != leaver % len(placement)]
         placement = place_experts(num_experts, placement, num_redundant, loads if by_load else None)
-        assert_sound(placement, num_experts, num_replicas(num_experts, len(placement), num_redundant))
+        assert_sound(placement, num_experts, max_redundant(num_experts, len(placement), num_redundant))
 
 
 @given(groups())

@@ -1,6 +1,6 @@
 """When a state is due, on hand-made times."""
 
-from lb.coordinator.publish_rate_limiter import PublishRateLimiter
+from lb.coordinator.process import PublishRateLimiter
 
 
 def _published(version: int, now: float) -> PublishRateLimiter:

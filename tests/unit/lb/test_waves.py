@@ -6,7 +6,7 @@ from engine.wire.ids import EngineId
 from engine.wire.load import Load
 from engine.wire.messages import EngineReport
 from engine.wire.states import EnginePhase
-from lb.coordinator.waves import Waves
+from lb.coordinator.lockstep_group import Waves
 
 EPOCH = 4
 

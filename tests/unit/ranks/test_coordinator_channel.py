@@ -10,9 +10,10 @@ import zmq
 
 from engine.wire.codec import encode, report_decoder
 from engine.wire.control import Membership
+from engine.wire.endpoints import ipc_endpoint
 from engine.wire.ids import EngineId
 from engine.wire.messages import GROUP_TOPIC, LOAD_TOPIC, EngineReport, GroupState, LoadSnapshot, SupervisorReport
-from engine.wire.sockets import bind, ipc_endpoint, make_socket
+from engine.wire.sockets import bind, make_socket
 from orchestrator.processes.restarts import RestartRule
 from orchestrator.ranks.coordinator_channel import CoordinatorChannel
 from orchestrator.ranks.replica_table import ReplicaTable

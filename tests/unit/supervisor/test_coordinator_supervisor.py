@@ -14,9 +14,10 @@ import pytest
 import zmq
 
 from engine.wire.codec import state_decoder
+from engine.wire.endpoints import ipc_endpoint
 from engine.wire.errors import ShoalError, StartupError
 from engine.wire.messages import GROUP_TOPIC
-from engine.wire.sockets import connect, ipc_endpoint, make_socket
+from engine.wire.sockets import connect, make_socket
 from lb.coordinator.config import CoordinatorSpec
 from orchestrator.supervisor.coordinator_supervisor import RULE, CoordinatorSupervisor
 

@@ -12,17 +12,11 @@ import pytest
 import zmq
 
 from engine.wire.codec import Decoder, encode
+from engine.wire.endpoints import ipc_endpoint
 from engine.wire.ids import ClientId
 from engine.wire.messages import UtilityRequest
-from engine.wire.sockets import (
-    AsyncReceiver,
-    Frames,
-    SendOutcome,
-    bind,
-    connect,
-    ipc_endpoint,
-    send_nowait,
-)
+from engine.wire.sockets import AsyncReceiver, SendOutcome, bind, connect, send_nowait
+from engine.wire.tensors import Frames
 from tests.unit.wire.conftest import Sockets
 
 Socket = zmq.Socket[bytes]

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 import zmq
 
-from engine.wire.curve import WireSecurity, ZapAuthenticator, draw_keys
-from engine.wire.sockets import SendOutcome, bind, connect, make_socket, send_nowait, tcp_endpoint
+from engine.wire.curve import ZapAuthenticator, draw_keys
+from engine.wire.endpoints import WireSecurity, tcp_endpoint
+from engine.wire.sockets import SendOutcome, bind, connect, make_socket, send_nowait
 from tests.unit.wire.conftest import Sockets
 
 WAIT_MS = 10_000

@@ -6,20 +6,10 @@ from pathlib import Path
 import pytest
 import zmq
 
+from engine.wire.endpoints import MAX_IPC_PATH, advertised, ipc_endpoint, tcp_endpoint
 from engine.wire.errors import AddressError
 from engine.wire.ids import EngineId
-from engine.wire.sockets import (
-    MAX_INBOUND_BYTES,
-    MAX_IPC_PATH,
-    MAX_MESSAGE_BYTES,
-    SendOutcome,
-    advertised,
-    bind,
-    connect,
-    ipc_endpoint,
-    send_nowait,
-    tcp_endpoint,
-)
+from engine.wire.sockets import MAX_INBOUND_BYTES, MAX_MESSAGE_BYTES, SendOutcome, bind, connect, send_nowait
 from tests.unit.wire.conftest import Sockets
 
 WAIT_MS = 5_000

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from engine.wire.sockets import MAX_MESSAGE_BYTES, SendOutcome, bind, connect, ipc_endpoint, receive_nowait
+from engine.wire.endpoints import ipc_endpoint
+from engine.wire.sockets import MAX_MESSAGE_BYTES, SendOutcome, bind, connect, receive_nowait
 from engine.wire.tensors import Buffer
 from engine.wire.tracked import COPY_BELOW_BYTES, TrackedSends
 from tests.unit.wire.conftest import Sockets
