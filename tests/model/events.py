@@ -10,24 +10,19 @@ from typing import Any
 from msgspec.structs import replace
 
 from engine.parallel.group_member import DPGroupMember, leaves_below
-from engine.wire.control import ClusterSettings, Membership, PauseMode
+from engine.wire.control import Membership
 from engine.wire.ids import EngineId
 from engine.wire.messages import GroupState
 from engine.wire.replicas import ReplicaInfo, replicas_by_rank
 from engine.wire.states import LockstepState, ReplicaState
 from lb.coordinator.lockstep_group import LockstepGroup
 from tests.model.outlook import Event, Outlook
-from tests.model.parts import Coordinator, Group, PlacementState, Rank
+from tests.model.parts import Coordinator, Group, PlacementState, Rank, settings_after
 from tests.model.safety import check_headers, check_size, parked
 from tests.model.world import Budget, ViolationError, World
 
 _USUAL_AGE = 1000  # states a coordinator has published when it ends: its successor counts from 0
 _NUM_REPEATED = 6
-
-
-def _settings(seq: int) -> ClusterSettings:
-    """Return what the operator wants who has paused and resumed so often, the pause first."""
-    return ClusterSettings(seq, PauseMode.KEEP if seq % 2 else PauseMode.RUN)
 
 
 class Rules(Outlook):
@@ -161,7 +156,7 @@ class Rules(Outlook):
             group.waves.started,
             [],
             list(coordinator.replicas.values()),
-            _settings(coordinator.settings),
+            settings_after(coordinator.settings),
         )
         coordinator.num_states += 1
         world.num_states += 1

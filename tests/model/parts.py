@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from engine.parallel.group_member import DPGroupMember
-from engine.wire.control import Membership, MemberStatus
+from engine.wire.control import ClusterSettings, Membership, MemberStatus, PauseMode
 from engine.wire.ids import EngineId
 from engine.wire.load import Load
 from engine.wire.messages import EngineReport, GroupState
@@ -298,6 +298,11 @@ def state_key(state: GroupState) -> tuple[Any, ...]:
         state.wave_started,
         state.settings.seq,
     )
+
+
+def settings_after(num_changes: int) -> ClusterSettings:
+    """Return what the operator wants who has paused and resumed so often, the pause first."""
+    return ClusterSettings(num_changes, PauseMode.KEEP if num_changes % 2 else PauseMode.RUN)
 
 
 def replica_in(state: GroupState, rank: int) -> ReplicaInfo | None:
