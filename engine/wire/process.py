@@ -9,13 +9,17 @@ import logging
 import os
 import signal
 import sys
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args
 
 import msgspec
 
 from engine.wire.errors import StartupError
 
 S = TypeVar("S")
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LOG_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
+"""The levels an operator can choose, the most talkative first."""
 
 PARENT_PID_VARIABLE = "SHOAL_PARENT_PID"
 LOG_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(process_name)s %(name)s: %(message)s"

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from engine.wire.build import build_id
 from engine.wire.control import PauseMode
+from engine.wire.process import LogLevel
 from lb.views.engine_view import EngineView
 from orchestrator.api.admin import Admin, by_rank
 from orchestrator.api.cluster import describe_load, describe_ready, describe_settings
@@ -160,9 +161,7 @@ def _add_call_routes(router: APIRouter, admin: Admin) -> None:
         return {"success": all(results.values()), "results": by_rank(results)}
 
     @router.post("/log_level")
-    async def log_level(
-        level: Literal["", "debug", "info", "warning", "error"], timeout_s: Timeout = _DEFAULT_TIMEOUT_S
-    ) -> dict[str, Any]:
+    async def log_level(level: Literal["", LogLevel], timeout_s: Timeout = _DEFAULT_TIMEOUT_S) -> dict[str, Any]:
         settings = await admin.change(SetLogLevel(level), timeout_s)
         return {"log_level": settings.log_level, "settings_seq": settings.seq}
 

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from engine.wire.process import LogLevel
+
 _MAX_PORT = 65535
 
 GROUPS = {
@@ -152,9 +154,7 @@ class ServeConfig(BaseModel):
         gt=0,
     )
 
-    log_level: Literal["debug", "info", "warning", "error"] = option(
-        "info", "logging", "least severe level that is written"
-    )
+    log_level: LogLevel = option("info", "logging", "least severe level that is written")
 
     @field_validator("api_key", mode="before")
     @classmethod

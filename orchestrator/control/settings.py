@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from msgspec.structs import replace
 
 from engine.wire.control import ClusterSettings, PauseMode
+from engine.wire.process import LOG_LEVELS
 from orchestrator.control.errors import ControlRefusedError
 from orchestrator.control.messages import (
     Cordon,
@@ -19,7 +20,6 @@ from orchestrator.control.messages import (
 )
 
 DEEPEST_SLEEP = 2
-LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class SettingsStore:
