@@ -25,7 +25,7 @@ from engine.wire.endpoints import ipc_endpoint
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.process import child_environment
 from lb.coordinator.config import CoordinatorSpec
-from metrics.memory import StatsMemory
+from metrics.shared_status import StatsMemory
 from orchestrator.api.config import ApiSpec
 
 MODEL_NAME = "sim"

@@ -1,1 +1,1 @@
-"""WHAT WE SAY: accumulators and the Prometheus collector over them."""
+"""Metrics: accumulators of the serving path, and the Prometheus collector over them."""

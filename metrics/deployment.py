@@ -1,4 +1,4 @@
-"""What the API processes of a deployment count and show together: each writes its own, everybody reads all."""
+"""Metrics of all API processes of a deployment: each writes its own counters and status, everybody reads all."""
 
 import os
 import time
@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from engine.wire.states import EngineState
 from lb.views.engine_view import EngineView
 from lb.views.totals import EXPERTS, NOTHING_COUNTED, RANKS, Totals, totals_in
-from metrics.memory import StatsMemory
 from metrics.shared_counters import Numbers, PrivateCounters, Reading, SharedCounters, add_up, read_counters
-from metrics.shared_status import StatusRow
+from metrics.shared_status import StatsMemory, StatusRow
 from metrics.stats import ServingStats
 
 _IN_FLIGHT = "in_flight/"
@@ -21,9 +20,10 @@ _STARTS = "starts"
 class ApiServerView:
     """One API process at the moment of a reading.
 
-    pid: 0 while the replica is empty; then all that is of a moment is 0 or None too. num_starts: of all processes that
-    sat there. num_ready: ranks it can send requests to. lag_s: worst recent delay of its event loop. snapshot_age_s:
-    None before the first load snapshot. num_waiting_to_move: its sequences that lost their rank.
+    pid: 0 while there is no process of that index; then all that is of a moment is 0 or None too. num_starts: processes
+    that were started with that index. num_ready: ranks it can send requests to. lag_s: worst recent delay of its event
+    loop. snapshot_age_s: None before the first load snapshot. num_waiting_to_migrate: its sequences that lost their
+    rank.
     """
 
     index: int
@@ -40,7 +40,7 @@ class ApiServerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentReading:
-    """What all API processes have counted, ended ones included, and what those that live show.
+    """The counts of all API processes, ended ones included, and the status of those that live.
 
     stats: the sums. totals, in_flight: by rank: what its engines have counted, and the unfinished sequences that live
     processes have on it. servers: by process index. expert_tokens: how often each expert was chosen, by all ranks that
@@ -59,13 +59,13 @@ class DeploymentReading:
 
 
 class DeploymentStats:
-    """One API process's share of what all of them count and show, and the look at the whole.
+    """The counters and the status row of one API process, and the reading over those of all.
 
-    stats: what this process feeds. row: what it shows of itself. siblings: the rows of the others.
+    stats: fed by this process. row: its own status. siblings: the rows of the others.
     """
 
     def __init__(self, index: int = 0, incarnation: int = 1, memory: StatsMemory | None = None) -> None:
-        """Take the replica ``index``. memory: None: this process is the only one, and what it counts ends with it."""
+        """Become the process ``index``. memory: None: it is the only one, and what it counts ends with it."""
         self._fds = [] if memory is None else memory.counts
         self._counters = PrivateCounters() if memory is None else SharedCounters(memory.counts[index])
         self._rows = [StatusRow(index)] if memory is None else memory.rows()
@@ -79,25 +79,30 @@ class DeploymentStats:
         """Return where ``RankTotals`` keeps a record."""
         return self._counters.run(name, num_values)
 
-    def on_beat(
+    def on_heartbeat(
         self, lag_s: float, snapshot_age_s: float | None, views: Sequence[EngineView], num_waiting_to_migrate: int = 0
     ) -> None:
-        """Show what others cannot know otherwise; called every ``BEAT_S`` and before a reading of one's own."""
+        """Write the status row; called every ``HEARTBEAT_S`` and before a reading of one's own.
+
+        lag_s: worst recent delay of the event loop. snapshot_age_s: seconds since the last load snapshot, None before
+        the first. views: what this process knows of each rank. num_waiting_to_migrate: sequences without a rank.
+        """
         now = time.monotonic()
         self.row.lag_s = lag_s
         self.row.snapshot_at = 0.0 if snapshot_age_s is None else now - snapshot_age_s
         self.row.num_ready = sum(view.state is EngineState.READY for view in views)
         self.row.num_waiting_to_migrate = num_waiting_to_migrate
-        self.row.beat_at = now
+        self.row.heartbeat_at = now
         in_flight = {view.engine_id.rank: view.num_in_flight for view in views}
         for rank in in_flight.keys() - self._in_flight.keys():
             self._in_flight[rank] = self._counters.run(f"{_IN_FLIGHT}{rank}", 1)
-        for rank, number in self._in_flight.items():
+        for rank, number in self._in_flight.items():  # also of ranks that are gone: theirs become 0
             number[0] = in_flight.get(rank, 0)
 
     def read(self) -> DeploymentReading:
-        """Return what all processes have counted and show now."""
+        """Return the counts and the status of all processes as they are now."""
         readings = [read_counters(fd) for fd in self._fds] or [_read_private(self._counters)]
+        # What an ended process had in flight is no longer; its numbers stay in memory until a successor begins.
         live = [reading for row, reading in zip(self._rows, readings, strict=True) if row.is_there]
         now = time.monotonic()
         return DeploymentReading(
@@ -109,15 +114,15 @@ class DeploymentStats:
         )
 
     def _enter(self, incarnation: int) -> None:
-        """Sit down where a predecessor may have sat: its counts go on, what it showed of a moment does not."""
+        """Take over from a predecessor of this index: its counts go on, its status does not."""
         self.row.clear()
         for name in self._counters.names():
             if name.startswith(_IN_FLIGHT):
                 self._counters.run(name, 1)[0] = 0.0
         self._counters.run(_STARTS, 1)[0] += 1
         self.row.incarnation = incarnation
-        self.row.beat_at = time.monotonic()
-        self.row.pid = os.getpid()
+        self.row.heartbeat_at = time.monotonic()
+        self.row.pid = os.getpid()  # last: with it the row counts as a live process
 
 
 def _read_private(counters: PrivateCounters | SharedCounters) -> Reading:

@@ -1,4 +1,4 @@
-"""Named runs of numbers: in this process alone, or in memory that siblings read and that outlives whoever writes it."""
+"""Counters: named runs of numbers in this process alone, or in shared memory that outlives whoever writes it."""
 
 import mmap
 import os
@@ -13,12 +13,12 @@ Reading = dict[str, list[float]]
 
 _FIRST_BYTES = 64 * 1024
 _USED = struct.Struct("q")  # at the beginning: how many bytes hold records
-_HEAD = struct.Struct("qq")  # of a record: bytes of its name, number of its cells
+_HEAD = struct.Struct("qq")  # of a record: bytes of its name, how many numbers it has
 _VALUE_BYTES = 8
 
 
 class Counters(Protocol):
-    """Where accumulators live. Names are the writer's to choose; there are few, and none is ever taken out."""
+    """The memory of accumulators. Names are the writer's to choose; there are few, and none is ever taken out."""
 
     def run(self, name: str, num_values: int) -> Numbers:
         """Return the numbers of that name, zeros when they are new; the same memory for every caller."""
@@ -86,7 +86,7 @@ class SharedCounters:
 def make_shared_memory() -> int:
     """Return the descriptor of empty memory that child processes may inherit; it lives as long as anybody holds it."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("shoal-cells")
+        return os.memfd_create("shoal-counters")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 

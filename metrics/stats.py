@@ -1,9 +1,10 @@
-"""What the serving path tells about itself: plain accumulators on one event loop, read at scrape time."""
+"""The accumulators of the serving path: counters and histograms on one event loop, read at scrape time."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
-from metrics.histogram import Histogram
-from metrics.shared_counters import Counters, PrivateCounters
+from metrics.shared_counters import Counters, Numbers, PrivateCounters
 
 FIRST_TOKEN_BOUNDS_S = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 INTER_TOKEN_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
@@ -19,13 +20,47 @@ MIGRATION_FAILURES = ("poison", "timeout", "memory")
 _MAX_LABELS = 16
 _OTHER = "other"
 _RANK = "rank/"
-
-
 _PICKS, _PROMPT, _GENERATED = range(3)
 
 
+class Histogram:
+    """Counts of observations by upper bound, the bound included, as Prometheus means it.
+
+    ``prometheus_client.Histogram`` takes a lock and walks its buckets for every observation; this one lives on one
+    event loop. bounds: ascending; what is above the last one counts in ``+Inf``. counters: where it lives,
+    ``num_values(bounds)`` numbers; default: memory of its own.
+    """
+
+    __slots__ = ("_bounds", "_counters")
+
+    def __init__(self, bounds: Sequence[float], counters: "Numbers | None" = None) -> None:
+        self._bounds = tuple(bounds)
+        self._counters = [0.0] * self.num_values(bounds) if counters is None else counters
+
+    @staticmethod
+    def num_values(bounds: Sequence[float]) -> int:
+        """Return how many numbers a histogram with these bounds is: its buckets, ``+Inf`` and the sum."""
+        return len(bounds) + 2
+
+    def observe(self, value: float, weight: int = 1) -> None:
+        """Count ``weight`` observations of ``value``."""
+        counters = self._counters
+        counters[bisect_left(self._bounds, value)] += weight
+        counters[-1] += value * weight
+
+    @property
+    def total(self) -> float:
+        """Return the sum of all observed values."""
+        return self._counters[-1]
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """Return (upper bound, observations up to it), the last bound being infinity."""
+        counts = [int(count) for count in self._counters[:-1]]
+        return list(zip((*self._bounds, float("inf")), accumulate(counts), strict=True))
+
+
 class RankStats:
-    """What one rank has done. Counters only grow, over all incarnations of the rank. It lives in ``counters``."""
+    """The accumulators of one rank. They only grow, over all incarnations of the rank, and live in ``counters``."""
 
     __slots__ = ("_counts", "e2e", "first_token", "inter_token", "queue_time")
 
@@ -65,7 +100,7 @@ class RankStats:
 
 
 class _Ranks(dict[int, RankStats]):
-    """Makes a rank's accumulators at its first event. Ranks are replicas of the deployment, so they are few."""
+    """Makes a rank's accumulators at its first event. Ranks come from the deployment, so they are few."""
 
     def __init__(self, counters: Counters) -> None:
         super().__init__((rank, RankStats(counters, rank)) for rank in map(int, _names_behind(counters, _RANK)))
@@ -91,7 +126,7 @@ class LabelCounts(Mapping[str, int]):
     def count(self, label: str, number: int = 1) -> None:
         """Count one, or several."""
         if label not in self._counts and len(self._counts) >= _MAX_LABELS:
-            label = _OTHER
+            label = _OTHER  # some labels are what a caller sent
         if label not in self._counts:
             self._counts[label] = self._counters.run(self._prefix + label, 1)
         self._counts[label][0] += number
@@ -110,10 +145,11 @@ class LabelCounts(Mapping[str, int]):
 class ServingStats:
     """Accumulators of one API process, or the sums of several. Every ``on_*`` runs on one event loop, without a lock.
 
-    cells: where they live; default: this process alone. What is in there already goes on from where it stands. ranks:
-    rank -> accumulators. finished, rejected: by reason. moves, move_failures: sequences that lost their engine and went
-    to another, by what took it from them; and those that did not get there, by why. prompt_lengths: tokens of accepted
-    prompts.
+    counters: where they live; default: in this process alone. Numbers that are in there already go on from where they
+        stand.
+    ranks: rank -> accumulators. finished, rejected: by reason. prompt_lengths: tokens of accepted prompts.
+    migrations, migration_failures: sequences that lost their engine and went to another, by what took it from them; and
+        those that did not get there, by why.
     """
 
     def __init__(self, counters: Counters | None = None) -> None:
@@ -121,8 +157,8 @@ class ServingStats:
         self.ranks: dict[int, RankStats] = _Ranks(counters)
         self.finished = LabelCounts(counters, "finished", FINISH_REASONS)
         self.rejected = LabelCounts(counters, "rejected")
-        self.migrations = LabelCounts(counters, "moves", MIGRATION_REASONS)
-        self.migration_failures = LabelCounts(counters, "move_failures", MIGRATION_FAILURES)
+        self.migrations = LabelCounts(counters, "migrations", MIGRATION_REASONS)
+        self.migration_failures = LabelCounts(counters, "migration_failures", MIGRATION_FAILURES)
         self.prompt_lengths = _histogram(counters, "prompt_lengths", PROMPT_BOUNDS_TOKENS)
 
     def on_accepted(self, num_prompt_tokens: int) -> None:
@@ -134,11 +170,11 @@ class ServingStats:
         self.ranks[rank].on_picked()
 
     def on_rejected(self, reason: str) -> None:
-        """Count one request refused at the door. reason: its HTTP status, or a class of them such as ``4xx``."""
+        """Count one request refused on arrival. reason: its HTTP status, or a class of them such as ``4xx``."""
         self.rejected.count(reason)
 
     def on_first_token(self, rank: int, ttft_s: float, queue_time_s: float | None) -> None:
-        """Observe a sequence's first token. queue_time_s: what the engine says it waited, None when it does not."""
+        """Observe a sequence's first token. queue_time_s: how long it waited in the engine, None if unknown."""
         stats = self.ranks[rank]
         stats.first_token.observe(ttft_s)
         if queue_time_s is not None:

@@ -14,8 +14,8 @@ from engine.wire.build import build_id
 from engine.wire.control import ClusterSettings
 from engine.wire.errors import ShoalError
 from lb.views.group_view import GroupView
+from metrics.collector import make_registry, render
 from metrics.deployment import DeploymentReading
-from metrics.registry import make_registry, render
 from orchestrator.api.admission import Admission
 from orchestrator.api.cluster import describe_api_server, describe_rank, describe_readiness, describe_settings
 from orchestrator.api.describe_group import describe_group

@@ -5,7 +5,7 @@ from typing import Any
 from msgspec import Struct
 
 from client.config import ClientConfig
-from metrics.memory import StatsMemory
+from metrics.shared_status import StatsMemory
 
 
 class ApiSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

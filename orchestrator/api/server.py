@@ -177,7 +177,7 @@ class ApiServer:
     def _beat(self) -> None:
         statistics = self._client.statistics()
         self._migration_meter.update(statistics)
-        self._stats.on_beat(
+        self._stats.on_heartbeat(
             self._lag.worst_s(),
             self._client.snapshot_age_s(),
             self._client.engine_views(),

@@ -13,7 +13,7 @@ from engine.wire.control import ClusterSettings
 from engine.wire.endpoints import WireSecurity
 from engine.wire.ids import ClientId, EngineId
 from lb.coordinator.config import CoordinatorEndpoints
-from metrics.memory import StatsMemory
+from metrics.shared_status import StatsMemory
 from orchestrator.api.config import ApiSpec
 from orchestrator.config.serve_config import SECRET_OPTIONS, ServeConfig
 from orchestrator.supervisor.endpoints import Endpoints

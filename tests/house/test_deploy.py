@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from metrics.registry import render
+from metrics.collector import render
 from metrics.stats import ServingStats
 from orchestrator.config.sources import load
 from tests.house.repository import ROOT

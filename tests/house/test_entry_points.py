@@ -16,7 +16,7 @@ FORBIDDEN = {
     "orchestrator.api.__main__": HEAVY,
     "orchestrator.llm.offline": HEAVY,
     "orchestrator.cli.main": HEAVY,
-    "metrics.registry": HEAVY | {"client", "orchestrator"},
+    "metrics.collector": HEAVY | {"client", "orchestrator"},
     "engine.main": HEAVY | {"client", "lb", "metrics", "orchestrator"},
     "engine.parallel.sim": {"transformers", "ray"},
     "engine.proc.lockstep": {"transformers", "ray"},  # a sim rank needs torch's collectives and nothing else of it

@@ -50,7 +50,7 @@ class House:
         self.address = self._listener.getsockname()
         self.rows = [StatusRow(index) for index in range(num_processes)]
         for row in self.rows:
-            row.pid, row.beat_at = 7, float("inf")
+            row.pid, row.heartbeat_at = 7, float("inf")
         self.acceptors = [self._acceptor(row, kind) for row in self.rows]
 
     @property

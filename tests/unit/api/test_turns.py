@@ -6,9 +6,9 @@ from orchestrator.api.turns import MAX_AT_ONCE, num_to_accept
 NOW = 1000.0
 
 
-def row(index: int, num_connections: int = 0, accepted_at: float = 0.0, beat_at: float = NOW) -> StatusRow:
+def row(index: int, num_connections: int = 0, accepted_at: float = 0.0, heartbeat_at: float = NOW) -> StatusRow:
     made = StatusRow(index)
-    made.pid, made.beat_at = 7, beat_at
+    made.pid, made.heartbeat_at = 7, heartbeat_at
     made.num_connections, made.accepted_at = num_connections, accepted_at
     return made
 
@@ -40,7 +40,7 @@ def test_exactly_one_of_equals_takes_it_and_it_goes_round() -> None:
 def test_the_dead_and_the_stopped_have_no_turn() -> None:
     dead = row(1)
     dead.clear()
-    assert num_to_accept(row(0, 9), [dead, row(2, beat_at=NOW - 5)], NOW, 0) == MAX_AT_ONCE
+    assert num_to_accept(row(0, 9), [dead, row(2, heartbeat_at=NOW - 5)], NOW, 0) == MAX_AT_ONCE
 
 
 def test_who_is_behind_catches_up_in_one_go() -> None:

@@ -12,8 +12,8 @@ from engine.wire.states import EnginePhase, EngineState
 from lb.views.engine_view import EngineView
 from lb.views.group_view import GroupView
 from lb.views.totals import NOTHING_COUNTED, Totals
+from metrics.collector import make_registry, render
 from metrics.deployment import ApiServerView, DeploymentReading
-from metrics.registry import make_registry, render
 from metrics.stats import ServingStats
 
 

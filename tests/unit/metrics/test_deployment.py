@@ -8,9 +8,9 @@ import pytest
 from engine.wire.ids import EngineId
 from engine.wire.load import Load
 from lb.views.totals import RankTotals
+from metrics.collector import make_registry
 from metrics.deployment import DeploymentStats
-from metrics.memory import StatsMemory
-from metrics.registry import make_registry
+from metrics.shared_status import StatsMemory
 from tests.unit.metrics.rendering import report, samples_of, view
 
 
@@ -64,7 +64,7 @@ def test_what_a_dead_process_counted_stays_and_what_it_showed_goes(memory: Stats
     first, second, _ = processes(memory)
     serve(second, 0)
     second.row.num_open = 4
-    second.on_beat(0.1, 0.2, [view(0)])
+    second.on_heartbeat(0.1, 0.2, [view(0)])
     before = scrape(first)
     assert before["shoal_open_requests", "api_server=1"] == 4
     memory.rows()[1].clear()
@@ -106,17 +106,17 @@ def test_a_restarted_process_keeps_what_engines_of_former_lives_counted(memory: 
 def test_sequences_in_flight_are_those_of_living_processes(memory: StatsMemory) -> None:
     first, second, third = processes(memory)
     for process, num_in_flight in ((first, 1), (second, 2), (third, 4)):
-        process.on_beat(0.0, None, [view(0, num_in_flight=num_in_flight)])
+        process.on_heartbeat(0.0, None, [view(0, num_in_flight=num_in_flight)])
     assert first.read().in_flight == {0: 7}
     memory.rows()[1].clear()
     assert first.read().in_flight == {0: 5}
-    third.on_beat(0.0, None, [])
+    third.on_heartbeat(0.0, None, [])
     assert first.read().in_flight == {0: 1}
 
 
 def test_a_process_that_does_not_turn_is_seen_to_lag_and_not_awake(memory: StatsMemory) -> None:
     first, second, _ = processes(memory)
-    second.on_beat(0.002, 0.1, [])
+    second.on_heartbeat(0.002, 0.1, [])
     now = time.monotonic()
     assert first.siblings[0].is_awake(now)
     assert first.siblings[0].lag_seen_s(now) == 0.002
@@ -128,7 +128,7 @@ def test_a_process_that_does_not_turn_is_seen_to_lag_and_not_awake(memory: Stats
 def test_a_process_alone_needs_no_memory() -> None:
     alone = DeploymentStats()
     serve(alone, 0)
-    alone.on_beat(0.1, None, [view(0, num_in_flight=2)])
+    alone.on_heartbeat(0.1, None, [view(0, num_in_flight=2)])
     samples = scrape(alone)
     assert samples["shoal_picks_total", "engine=0"] == 1
     assert samples["shoal_event_loop_lag_seconds", "api_server=0"] == pytest.approx(0.1)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as ReferenceHistogram
 
-from metrics.histogram import Histogram
-from metrics.stats import FIRST_TOKEN_BOUNDS_S, INTER_TOKEN_BOUNDS_S, PROMPT_BOUNDS_TOKENS, REQUEST_BOUNDS_S
+from metrics.stats import FIRST_TOKEN_BOUNDS_S, INTER_TOKEN_BOUNDS_S, PROMPT_BOUNDS_TOKENS, REQUEST_BOUNDS_S, Histogram
 
 ALL_BOUNDS = [FIRST_TOKEN_BOUNDS_S, INTER_TOKEN_BOUNDS_S, REQUEST_BOUNDS_S, PROMPT_BOUNDS_TOKENS]
 

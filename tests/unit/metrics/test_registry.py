@@ -14,7 +14,7 @@ from engine.wire.load import Load
 from engine.wire.replicas import ReplicaInfo
 from engine.wire.states import EngineState, ReplicaState
 from lb.views.totals import Totals
-from metrics.registry import render
+from metrics.collector import render
 from metrics.stats import ServingStats
 from tests.unit.metrics.rendering import full_registry, registry_of, samples_of, view
 

@@ -12,7 +12,7 @@ from engine.wire.curve import draw_keys
 from engine.wire.errors import AddressError, StartupError
 from engine.wire.ids import ClientId, EngineId
 from lb.coordinator.config import CoordinatorEndpoints
-from metrics.memory import StatsMemory
+from metrics.shared_status import StatsMemory
 from orchestrator.api.config import ApiSpec
 from orchestrator.config.engine_config import engine_config
 from orchestrator.config.serve_config import SECRET_OPTIONS, ServeConfig
