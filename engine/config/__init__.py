@@ -1,1 +1,1 @@
-"""What an engine is told, frozen: its configuration, and the spec that its process gets."""
+"""The configuration of an engine, and the spec that its process reads. Frozen."""

@@ -1,4 +1,4 @@
-"""Configuration of one engine, as it travels to the engine's process. Frozen; unknown keys are errors."""
+"""The configuration of the engines of a deployment, as it travels in their specs. Frozen; unknown keys are errors."""
 
 from enum import StrEnum
 
@@ -6,14 +6,14 @@ from msgspec import Struct
 
 
 class EngineKind(StrEnum):
-    """What runs behind the scheduler."""
+    """The runner behind the scheduler: a model with torch, or a timing model."""
 
     TORCH = "torch"
     SIM = "sim"
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which weights, where and how.
+    """The weights of a model, where they run and how.
 
     model: local folder, local ``.gguf`` file or hub name. gguf_file: file name inside ``model`` when that is a folder.
     dtype: ``float32``, ``bfloat16``, ``float16`` or ``auto``: the checkpoint's own, or float32 on a CPU that lacks its
@@ -80,7 +80,7 @@ class SimConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How ranks belong together.
+    """How ranks depend on each other.
 
     enable_expert_parallel: ranks step together and share out the experts of a mixture-of-experts model; else each is
         independent and holds a whole model.

@@ -1,4 +1,4 @@
-"""All that one engine process is told, as JSON on its standard input. Frozen; unknown keys are errors."""
+"""The spec of one engine process, which reads it as JSON from standard input. Frozen; unknown keys are errors."""
 
 from msgspec import Struct
 
@@ -9,12 +9,12 @@ from engine.wire.ids import EngineId
 
 
 class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one engine process gets on its standard input as JSON, and nothing else.
+    """Everything that one engine process is started with; what it learns at start-up it reports.
 
     report_endpoint: the coordinator's PULL. state_endpoint: its XPUB. node: name for people.
     build_id, config_hash: must be the same in the whole deployment.
-    security: keys of lines between hosts, without the servers' secret; None leaves all lines plain.
-    settings: what the operator wants at the start; newer ones come with the group's state.
+    security: keys of the channels between hosts, without the servers' secret; None leaves all plain.
+    settings: those in force at the start; newer ones come with GroupStates.
     is_joining: the deployment serves already, and grows by this engine.
     """
 

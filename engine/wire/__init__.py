@@ -1,1 +1,1 @@
-"""The wire contract: typed messages, codec, socket factory, ids and errors. Needs neither torch nor ray."""
+"""The contract between processes: typed messages, codec, sockets, ids and errors. Needs neither torch nor ray."""

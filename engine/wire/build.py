@@ -1,4 +1,4 @@
-"""Which build speaks, and with which configuration: the handshake refuses what differs."""
+"""The build id and the configuration hash of a process: the handshake refuses an engine whose values differ."""
 
 import hashlib
 from collections.abc import Iterator
@@ -24,7 +24,10 @@ def config_hash(config: Any) -> str:
 
 
 def config_values(config: Any) -> dict[str, str]:
-    """Return every value of a msgspec-encodable configuration as JSON, by its dotted name."""
+    """Return every value of a msgspec-encodable configuration as JSON, by its dotted name.
+
+    A hash shows that two configurations differ; with these a refusal can name the option.
+    """
     return dict(_leaves("", msgspec.to_builtins(config)))
 
 

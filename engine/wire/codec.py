@@ -1,4 +1,4 @@
-"""Messages to frames and back, with one reused encoder and decoder per line.
+"""The codec: messages to frames and back, with one reused encoder and decoder per channel. Pure.
 
 A message is one msgpack frame, and behind it one frame for each tensor in it. Encoders return fresh ``bytes`` every
 time: a reused buffer would be overwritten while ZeroMQ's I/O thread still reads it. Every decoder is total: any bytes
@@ -18,7 +18,7 @@ M = TypeVar("M")
 
 _ENCODER = msgspec.msgpack.Encoder()
 _NO_MESSAGE = (OverflowError, UnicodeEncodeError, RecursionError)
-"""What msgpack raises besides ``TypeError``: integers of more than 64 bits, halves of surrogate pairs, depth."""
+"""Raised by msgpack besides ``TypeError``: integers of more than 64 bits, halves of surrogate pairs, depth."""
 
 
 def encode(message: Any) -> bytes:
@@ -34,7 +34,7 @@ def encode(message: Any) -> bytes:
 
 
 class FrameEncoder:
-    """Encodes messages that may hold tensors. Not thread-safe: every sender has its own."""
+    """The encoder of messages that may hold tensors. Not thread-safe: every sender has its own."""
 
     def __init__(self) -> None:
         self._tensors = TensorFrames()
@@ -50,13 +50,13 @@ class FrameEncoder:
             frame = self._encoder.encode(message)
         except _NO_MESSAGE as error:
             raise TypeError(f"this cannot travel: {error}") from error
-        finally:
+        finally:  # also when it failed: its tensors must not go out with the next message
             tensors = self._tensors.collected()
         return [frame, *tensors]
 
 
 class Decoder(Generic[M]):
-    """Decodes the messages of one line. Not thread-safe: every receiver has its own."""
+    """The decoder of the messages of one channel. Not thread-safe: every receiver has its own."""
 
     def __init__(self, message_type: Any) -> None:
         self._tensors = TensorFrames()
@@ -79,7 +79,7 @@ class Decoder(Generic[M]):
         Raises:
             MalformedMessageError: whatever is wrong with the bytes, or with the number and sizes of the frames.
         """
-        if len(frames) == 1:
+        if len(frames) == 1:  # nearly every message
             return self.decode(frames[0])
         if not frames:
             raise MalformedMessageError("a message without frames")
@@ -94,25 +94,25 @@ class Decoder(Generic[M]):
 
 
 def channel_decoder() -> "Decoder[ChannelMessage]":
-    """Return a decoder for what a client sends to an engine."""
+    """Return a decoder of the request channel, for engines."""
     return Decoder(ChannelMessage)
 
 
 def ready_decoder() -> "Decoder[EngineReady]":
-    """Return a decoder for what an engine sends back on the request channel."""
+    """Return a decoder of the request channel, for clients: handshakes come back on it."""
     return Decoder(EngineReady)
 
 
 def output_decoder() -> "Decoder[EngineCoreOutputs]":
-    """Return a decoder for the output channel."""
+    """Return a decoder of the output channel."""
     return Decoder(EngineCoreOutputs)
 
 
 def report_decoder() -> "Decoder[Report]":
-    """Return a decoder for what arrives at the coordinator."""
+    """Return a decoder of the report channel."""
     return Decoder(Report)
 
 
 def state_decoder() -> "Decoder[StateMessage]":
-    """Return a decoder for what the coordinator publishes (the frame behind the topic)."""
+    """Return a decoder of the state channel, for the frame behind the topic."""
     return Decoder(StateMessage)

@@ -1,4 +1,4 @@
-"""What reports and states say of the group and of the whole deployment: parts of the messages, not messages."""
+"""Membership, settings and what a lockstep rank reports: parts of reports and states, not messages of their own."""
 
 from enum import IntEnum
 
@@ -11,7 +11,7 @@ class Membership(Struct, array_like=True, frozen=True):
     """Members of the group at one epoch, in the order of their ranks.
 
     expert_placement: ascending expert ids of each member; empty for independent ranks.
-    store_address: endpoint where the members of a lockstep group meet to connect; one of theirs.
+    store_address: endpoint of the store through which the members of a lockstep group connect; the first member's.
     held: expert ids each member holds already, for peers to hand over; empty when nobody can be asked.
     rebalance_seq: the newest request to place experts anew (``ClusterSettings``) that the placement follows.
     """
@@ -25,9 +25,9 @@ class Membership(Struct, array_like=True, frozen=True):
 
 
 class MemberStatus(Struct, array_like=True, frozen=True):
-    """What a rank of a lockstep group says beside every engine's report.
+    """The part of a report that only ranks of a lockstep group have.
 
-    num_experts: experts of each layer. store_address: endpoint where peers can meet.
+    num_experts: experts of each layer. store_address: endpoint of this rank's store, where peers can connect.
     membership: the newest committed one it has seen. failed_epoch: the newest proposal that it could not prepare.
     expert_loads: how often its own tokens chose each expert, over all layers; only grows.
     num_empty_steps: steps it took part in without a token of its own; only grows.
@@ -46,7 +46,7 @@ class MemberStatus(Struct, array_like=True, frozen=True):
 
 
 class PauseMode(IntEnum):
-    """What a pause does with sequences in the engines: ABORT ends them, WAIT lets them finish, KEEP freezes them."""
+    """How a pause treats sequences in the engines: ABORT ends them, WAIT lets them finish, KEEP freezes them."""
 
     RUN = 0
     ABORT = 1
@@ -55,7 +55,7 @@ class PauseMode(IntEnum):
 
 
 class ClusterSettings(Struct, array_like=True, frozen=True):
-    """What the operator wants of the whole deployment: desired state, applied by a replaced rank before it is ready.
+    """The desired state of the whole deployment, as the operator set it; a replacement applies it before it is ready.
 
     seq: rises with every change. sleep_level: 0 awake, 1 weights off the device, 2 weights dropped.
     cordoned: ranks that take no new requests. log_level: empty leaves every process its own.

@@ -1,4 +1,4 @@
-"""CURVE on the lines between hosts: the deployment's keys, and the ZAP authenticator of a process's bound sockets."""
+"""CURVE on the channels between hosts: fresh keys, socket options, and the ZAP authenticator of bound sockets."""
 
 import logging
 import threading
@@ -35,7 +35,7 @@ def draw_keys() -> WireSecurity:
 
 
 def secure_server(socket: "zmq.Socket[bytes]", security: WireSecurity) -> None:
-    """Let a socket that will bind speak CURVE only, and let nobody in while no ``ZapAuthenticator`` answers for it."""
+    """Make a socket that will bind accept CURVE only, and nobody while no ``ZapAuthenticator`` answers for it."""
     assert security.server_secret is not None, "a process that binds needs the server's secret key"
     socket.set(zmq.CURVE_SERVER, 1)
     socket.set(zmq.CURVE_SECRETKEY, security.server_secret.encode())
@@ -44,7 +44,7 @@ def secure_server(socket: "zmq.Socket[bytes]", security: WireSecurity) -> None:
 
 
 def secure_member(socket: "zmq.Socket[bytes]", security: WireSecurity) -> None:
-    """Let a socket that will connect speak CURVE, to nobody but our servers."""
+    """Make a socket that will connect use CURVE, with nobody but the deployment's servers."""
     socket.set(zmq.CURVE_SERVERKEY, security.server_public.encode())
     socket.set(zmq.CURVE_PUBLICKEY, security.member_public.encode())
     socket.set(zmq.CURVE_SECRETKEY, security.member_secret.encode())
@@ -53,22 +53,23 @@ def secure_member(socket: "zmq.Socket[bytes]", security: WireSecurity) -> None:
 class ZapAuthenticator:
     """Lets members in at the bound sockets of one context, and counts whom ZeroMQ or it turned away.
 
-    ZeroMQ asks it about each peer that knows the server's key (ZAP, https://rfc.zeromq.org/spec/27/) and tells it of
-    the handshakes that failed before that. A thread of its own, which sleeps: an event loop that is busy, or not
-    running yet, must not keep an engine out. ``zmq.auth`` was left: it polls, and runs a second event loop.
+    ZeroMQ asks it about each peer that knows the server's key (ZAP, https://rfc.zeromq.org/spec/27/), and the sockets'
+    monitors report the handshakes that failed before that. A thread of its own, which sleeps: an event loop that is
+    busy, or not running yet, must not keep an engine out. ``zmq.auth`` was left: it polls, and runs a second event
+    loop.
 
-    refused: handshakes that failed, by line. Written by the thread alone.
+    refused: handshakes that failed, by channel. Written by the thread alone.
     """
 
     def __init__(
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
         security: WireSecurity,
-        lines: "Mapping[str, zmq.Socket[bytes]]",
+        sockets: "Mapping[str, zmq.Socket[bytes]]",
     ) -> None:
         """Start to answer; call it before the sockets bind. Ends by itself when the context is terminated.
 
-        lines: name for people -> socket that will bind.
+        sockets: name of a channel -> socket that will bind.
         """
         self.refused: Counter[str] = Counter()
         self._member_key = z85.decode(security.member_public.encode())
@@ -76,12 +77,12 @@ class ZapAuthenticator:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context)
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP_ENDPOINT)
-        self._monitors = {self._monitor(name, socket): name for name, socket in lines.items()}
-        self._thread = threading.Thread(target=self._run, name="shoal-door", daemon=True)
+        self._monitors = {self._monitor(name, socket): name for name, socket in sockets.items()}
+        self._thread = threading.Thread(target=self._run, name="shoal-zap", daemon=True)
         self._thread.start()
 
     def _monitor(self, name: str, socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
-        endpoint = f"inproc://door-{name}"
+        endpoint = f"inproc://refusals-{name}"
         socket.monitor(endpoint, _REFUSALS)
         monitor = self._context.socket(zmq.PAIR)
         monitor.connect(endpoint)
@@ -99,20 +100,20 @@ class ZapAuthenticator:
                     else:
                         self._note_refusal(self._monitors[socket], socket.recv_multipart())
         except zmq.ContextTerminated:
-            pass
+            pass  # the way to end this thread: a blocked poll wakes for nothing else
         finally:
             for socket in (self._zap, *self._monitors):
                 socket.close(linger=0)
 
     def _answer(self, question: list[bytes]) -> None:
-        """Answer one ZAP request; it comes from ZeroMQ itself, so it is well-formed but for what the peer chose."""
+        """Answer one ZAP request. It comes from ZeroMQ itself, so all but what the peer chose is well-formed."""
         is_member = len(question) == _NUM_ZAP_FRAMES and question[5:] == [b"CURVE", self._member_key]
         verdict = (b"200", b"welcome") if is_member else (b"400", b"no member")
         self._zap.send_multipart([_ZAP_VERSION, question[1], *verdict, b"", b""])
 
-    def _note_refusal(self, line: str, frames: list[bytes]) -> None:
-        """Count an event; nothing but failed handshakes was asked for. frames: what it is, and the endpoint."""
-        self.refused[line] += 1
-        if self.refused[line] == 1:
+    def _note_refusal(self, channel: str, frames: list[bytes]) -> None:
+        """Count a failed handshake, the only kind of event that was asked for. frames: the event, the endpoint."""
+        self.refused[channel] += 1
+        if self.refused[channel] == 1:
             endpoint = frames[-1].decode("utf-8", "replace")
-            _log.warning("refused a peer without the deployment's key on the %s line, at %s", line, endpoint)
+            _log.warning("refused a peer without the deployment's key on the %s channel, at %s", channel, endpoint)

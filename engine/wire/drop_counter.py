@@ -1,4 +1,4 @@
-"""What was received and not used: counted by kind, logged once per kind and peer."""
+"""The counter of messages that were received and dropped: by kind, with one log line per kind and peer."""
 
 import logging
 from collections import Counter
@@ -9,7 +9,7 @@ _log = logging.getLogger(__name__)
 
 
 class DropCounter:
-    """Counts what is dropped. The memory of what was logged is bounded, so that a scanner cannot fill the disk.
+    """Counts what is dropped. The memory of what was logged is bounded, so that a port scanner cannot fill the disk.
 
     counts: kind -> how often. Written by the one thread that receives; other threads may read it approximately.
     """

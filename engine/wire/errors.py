@@ -6,7 +6,7 @@ ShoalError
 │   ├── MalformedMessageError   bytes that are no message of ours; counted and dropped by every receiver
 │   └── AddressError            an endpoint that cannot be bound or connected
 ├── EngineError
-│   ├── EngineDeadError         the engine (or the task that listens to it) is gone
+│   ├── EngineDeadError         the engine (or the task that reads its outputs) is gone
 │   ├── UtilityError            a utility call failed on some ranks; holds the others' results
 │   └── UnknownMethodError      no utility method of that name; names those there are
 └── RequestError
@@ -29,7 +29,7 @@ class StartupError(ShoalError):
 
 
 class WireError(ShoalError):
-    """Something about the line between processes."""
+    """Something about the channels between processes."""
 
 
 class MalformedMessageError(WireError):
@@ -45,12 +45,12 @@ class EngineError(ShoalError):
 
 
 class EngineDeadError(EngineError):
-    """The engine, or the task that listens to the engines, is gone. A retry reaches another rank.
+    """The engine, or the task that reads the output channel, is gone. A retry reaches another rank.
 
-    engine_id: which engine; None when the whole line of this client is closed.
+    engine_id: which engine; None when this client is closed, with its channels to all engines.
     """
 
-    def __init__(self, reason: str = "the engine line is closed", engine_id: EngineId | None = None) -> None:
+    def __init__(self, reason: str = "the client is closed", engine_id: EngineId | None = None) -> None:
         super().__init__(reason if engine_id is None else f"engine {engine_id}: {reason}")
         self.engine_id = engine_id
 

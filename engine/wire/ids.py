@@ -1,4 +1,4 @@
-"""Who is speaking: names of engines and clients that stay unambiguous across restarts."""
+"""Names of engines, clients and requests that stay unambiguous across restarts. Pure."""
 
 import struct
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from msgspec import Meta, Struct
 _IDENTITY = struct.Struct(">cII")
 
 Number = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
-"""What a routing id can hold; decoders refuse anything else, so that no hostile id gets past them."""
+"""A number that fits a routing id; decoders refuse anything else, so that no hostile id gets past them."""
 
 
 class EngineId(Struct, array_like=True, frozen=True, order=True, gc=False):
-    """One life of one data-parallel member.
+    """One engine process: a rank, and which of the processes that have served it.
 
-    rank: stable name of the replica, a small int >= 0; members need not be contiguous.
-    incarnation: counts the lives of that replica from 1, so that frames of a dead predecessor are recognisable.
+    rank: stable number of a data-parallel member, a small int >= 0; those of a deployment need not be contiguous.
+    incarnation: counts the engines of that rank from 1, so that frames of a dead predecessor are recognisable.
     """
 
     rank: Number
@@ -39,10 +39,10 @@ class EngineId(Struct, array_like=True, frozen=True, order=True, gc=False):
 
 
 class ClientId(Struct, array_like=True, frozen=True, order=True, gc=False):
-    """One life of one API process's client.
+    """The client of one API process.
 
-    index: the replica of the API process, 0..K-1.
-    incarnation: counts the lives of that replica from 1; a restarted process takes nothing meant for its predecessor.
+    index: stable number of the API process, 0..K-1.
+    incarnation: counts the processes of that index from 1; a restarted one takes nothing meant for its predecessor.
     """
 
     index: Number

@@ -1,10 +1,10 @@
-"""The counters of one engine, as its reports carry them."""
+"""The load of an engine: gauges and counters, as its reports carry them."""
 
 from msgspec import Struct
 
 
 class Load(Struct, array_like=True, frozen=True, gc=False):
-    """Counters of one engine. The first five are gauges, the rest only grow within one incarnation.
+    """The load of one engine. The first five are gauges, the rest are counters of one incarnation.
 
     num_queued: sequences received but not yet seen by the scheduler.
     kv_usage: used share of the KV cache, 0..1.

@@ -1,4 +1,4 @@
-"""Log-probabilities as they travel: packed numbers, because a list of floats costs a stream more than its tokens."""
+"""Log-probabilities as they travel: packed numbers, because a list of floats costs more than the tokens. Pure."""
 
 import struct
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
-"""Every message that travels between Shoal's processes.
+"""The messages that travel between Shoal's processes. Pure data.
 
 Structs are ``array_like``: fields are positions. The four rules of evolution: new fields go last, with a default;
 a field is never removed, reordered or given another type. ``schema.lock.json`` beside this file holds the layout and a
-test compares it. The meaning of each field is agreed in the protocol; section numbers below refer to it.
+test compares it. The READMEs of ``engine/wire``, ``client`` and ``lb`` describe what is sent when.
 
 Durations travel between hosts, never wall-clock times. All ``*_s`` are seconds, all ``num_*`` are counts.
 """
@@ -26,7 +26,7 @@ EEP_NOTIFICATION_CALL_ID = -1
 
 
 class EEPNotification(StrEnum):
-    """What an engine tells its clients of an elastic change, as the result of a ``UtilityOutput``; for observers."""
+    """A notice of an elastic change, from an engine to its clients in a ``UtilityOutput``; for observers."""
 
     NEW_CORE_ENGINES_INIT_READY = "NEW_CORE_ENGINES_INIT_READY"  # the engine joins a running deployment
     NEW_CORE_ENGINES_WEIGHTS_INIT_READY = "NEW_CORE_ENGINES_WEIGHTS_INIT_READY"  # and has its weights
@@ -34,8 +34,7 @@ class EEPNotification(StrEnum):
     SHUTDOWN_COMPLETE = "SHUTDOWN_COMPLETE"  # it was asked to leave, and sends nothing more
 
 
-# --- client -> engine: the request channel (section 1)
-# -----------------------------------------------------------------
+# --- client -> engine: the request channel ----------------------------------------------------------------------------
 
 
 class AddRequest(Struct, array_like=True, tag=1):
@@ -91,12 +90,11 @@ class UtilityRequest(Struct, array_like=True, tag=3):
 ChannelMessage = AddRequest | AbortRequest | UtilityRequest
 
 
-# --- engine -> client, on the request channel
-# --------------------------------------------------------------------------
+# --- engine -> client, on the request channel -------------------------------------------------------------------------
 
 
 class EngineReady(Struct, array_like=True, frozen=True):
-    """First message of an engine to each client: what the engine learned when it started.
+    """The handshake, an engine's first message to each client: what the engine learned when it started.
 
     build_id, config_hash: must equal the client's, else the client refuses the engine by name.
     max_model_len: prompt + output tokens of one sequence at most.
@@ -105,12 +103,12 @@ class EngineReady(Struct, array_like=True, frozen=True):
     features: what this engine can do beside drawing tokens from tokens: ``logprobs``, ``grammar``, ``prompt_embeds``,
         ``pooling``.
     hidden_size: numbers of one embedding or pooled vector.
-    channel_number: counts the lines that the engine has opened, from 1; 0 is always a new one.
-    config: the values that ``config_hash`` covers, see ``config_values``; for whoever must say what differs.
+    channel_number: counts the channels that the engine has opened to this client, from 1; 0 is always a new one.
+    config: the values that ``config_hash`` covers, see ``config_values``, so that a refusal can name what differs.
 
-    A line begins here: both sides count from 1 behind it. Until the client has said something the same EngineReady is
-    repeated, because it may get lost too. One with a higher number begins a new line and says that the engine dropped
-    what it had of this client.
+    Both channels, of requests and outputs, begin here: both sides count from 1 behind it. The same EngineReady is
+    repeated until the client has sent something, because it may get lost too. One with a higher number begins new
+    channels, and means that the engine dropped what it had of this client.
     """
 
     engine_id: EngineId
@@ -130,8 +128,7 @@ class EngineReady(Struct, array_like=True, frozen=True):
     config: dict[str, str] = {}
 
 
-# --- engine -> client: the output channel
-# ------------------------------------------------------------------------------
+# --- engine -> client: the output channel -----------------------------------------------------------------------------
 
 
 class FinishReason(IntEnum):
@@ -200,7 +197,7 @@ class EngineCoreOutputs(Struct, array_like=True):
     out_seq: counts the frames of this (engine, client) pair from 1.
     applied: last contiguous ``channel_seq`` of this client that the engine has applied.
     report_seq: number of the first EngineReport that reflects this step.
-    dead: last words; the engine died of this reason and sends nothing more.
+    dead: why the engine dies, in the last message that it sends; else None.
     """
 
     engine_id: EngineId
@@ -213,8 +210,7 @@ class EngineCoreOutputs(Struct, array_like=True):
     dead: str | None = None
 
 
-# --- everybody -> coordinator: the report channel (section 3)
-# ----------------------------------------------------------
+# --- everybody -> coordinator: the report channel ---------------------------------------------------------------------
 
 
 class EngineReport(Struct, array_like=True, frozen=True, tag=1):
@@ -225,7 +221,7 @@ class EngineReport(Struct, array_like=True, frozen=True, tag=1):
     settings_seq: number of the newest ``ClusterSettings`` that are in force here; a pause is in force once no step will
         run any more.
     is_sleeping: weights and cache are off the device.
-    member: what only a rank of a lockstep group has to say; None for an independent one.
+    member: the part that only a rank of a lockstep group has; None for an independent one.
     is_draining: it takes nothing new, and ``load`` counts all that it still has.
     """
 
@@ -260,12 +256,10 @@ class ClientInfo(Struct, array_like=True, frozen=True):
 
 
 class ClientReport(Struct, array_like=True, frozen=True, tag=2):
-    """A client says that it lives, and where. ``leaving`` takes it out of the group at once.
+    """The sign of life of a client, with its endpoints. ``leaving`` takes it out of the group at once.
 
-    wave_wanted: it sent a request while the whole lockstep group was idle in the wave before this one, and requests
-    that
-        it be started. One hop shorter than the idle engine's own report; nothing is right or wrong by it. 0: no
-        request.
+    wave_wanted: the client sent a request while the whole lockstep group was idle in the wave before this one, and asks
+        that it be started. A shortcut of one hop before the idle engine's own report; nothing depends on it. 0: none.
     """
 
     report_seq: int
@@ -275,12 +269,12 @@ class ClientReport(Struct, array_like=True, frozen=True, tag=2):
 
 
 class SupervisorReport(Struct, array_like=True, frozen=True, tag=3):
-    """What the supervisor wants and what its hosts have confirmed; whole and numbered like every report.
+    """The desired state of the supervisor, and what its hosts have confirmed; whole and numbered like every report.
 
-    replicas: every replica of the deployment. A DEAD replica is a death confirmed by its host (section 6).
+    replicas: every replica of the deployment. A DEAD replica is a death confirmed by its host.
     dismissed: engines that must exit.
     gone_clients: clients whose process the supervisor saw end.
-    settings: what the operator wants.
+    settings: as the operator set them.
     """
 
     report_seq: int
@@ -293,14 +287,16 @@ class SupervisorReport(Struct, array_like=True, frozen=True, tag=3):
 Report = EngineReport | ClientReport | SupervisorReport
 
 
-# --- coordinator -> everybody: the state channel (section 3)
-# -----------------------------------------------------------
+# --- coordinator -> everybody: the state channel ----------------------------------------------------------------------
 
 
 class GroupState(Struct, array_like=True, frozen=True, tag=1):
     """Whole control state, published on change and repeated until every member's report shows it.
 
-    generation, seq: of the coordinator's life and of this message; the higher pair is newer.
+    generation, seq: of the coordinator process and of this message; the higher pair is newer.
+    committed: the membership in force. proposal, direct: the one that is being prepared, if any, and the way it takes.
+    dismissed: engines that must exit. wave_started: the newest wave of a lockstep group.
+    clients, replicas, settings: of the whole deployment, as clients and supervisor reported them.
     suspects: engines without a sign of progress. Only the coordinator, which hears them all, judges that.
     """
 

@@ -1,8 +1,8 @@
-"""The one rule of whole, repeated states: the newest wins."""
+"""The rule of states that are published whole and repeated: the newest wins. Pure."""
 
 
 class NewestState:
-    """Lets a state of the coordinator through when it is newer than every one before; pure.
+    """A filter of the coordinator's states: it lets one through when it is newer than all before.
 
     Each coordinator of a deployment has a higher generation than the one before, and numbers its states from 1. So a
     restarted coordinator is believed, and what a predecessor still had on its way is not.

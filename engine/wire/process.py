@@ -1,4 +1,4 @@
-"""What every process does first: die with its parent, leave Ctrl-C to the supervisor, read its spec, log alike.
+"""The prelude of every process: die with its parent, leave Ctrl-C to the supervisor, read its spec, log alike.
 
 A child is started by exec from its parent's main thread (a child started from another thread would die when that
 thread ends), with ``SHOAL_PARENT_PID`` in its environment and its spec as JSON on standard input.
@@ -31,6 +31,7 @@ def die_with_parent() -> None:
     """Ask the kernel for SIGKILL when the parent dies, and exit now when it already has. Linux only; else a no-op."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # It may have died before the kernel was asked: then nobody would send the signal.
     expected = os.environ.get(PARENT_PID_VARIABLE)
     if expected is not None and os.getppid() != int(expected):
         sys.exit("the parent process is gone")

@@ -1,4 +1,4 @@
-"""Replicas of the deployment: who sits in them, how the engines before ended, and who gives no sign of progress."""
+"""Replicas as states carry them: the engine of each rank, how those before it ended, and which are suspect."""
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -19,13 +19,13 @@ class EndKind(StrEnum):
 
 
 class ReplicaInfo(Struct, array_like=True, frozen=True):
-    """One replica of the deployment and the engine that sits in it.
+    """One replica of the deployment: a rank, and the engine that serves it now.
 
     reason: why the state is DEAD (exit status and last log line), else empty.
-    restarts: how often the replica was filled again, by the ``EndKind`` of the engine before. last_reason: why the last
-        one ended, also while its successor serves.
-    is_draining: it takes no new requests, and may finish those it has. is_migrating: nor may it do that: clients let
-        everything it has go on elsewhere. Both while it is still a member, which ends once it is LEAVING.
+    restarts: how often its engine was replaced, by the ``EndKind`` of the one before. last_reason: why the last one
+        ended, also while its replacement serves.
+    is_draining: it takes no new requests, and may finish those it has. is_migrating: it may not even do that: clients
+        migrate everything it has. Both while it is still a member, which ends once it is LEAVING.
     """
 
     engine_id: EngineId
@@ -46,6 +46,7 @@ def replicas_by_rank(replicas: Iterable[ReplicaInfo]) -> dict[int, ReplicaInfo]:
 def has_ended(engine_id: EngineId, replica: ReplicaInfo | None) -> bool:
     """Tell whether an engine's host has confirmed that it is gone.
 
+    A replacement proves it too: the supervisor starts one only behind a confirmed end.
     replica: of its rank, as the supervisor reported it; None when there is none any more.
     """
     if replica is None or replica.engine_id.incarnation > engine_id.incarnation:
@@ -56,16 +57,16 @@ def has_ended(engine_id: EngineId, replica: ReplicaInfo | None) -> bool:
 def any_has_ended(engine_ids: Iterable[EngineId], replicas: Mapping[int, ReplicaInfo]) -> bool:
     """Tell whether the host of any of these engines has confirmed that it is gone.
 
-    replicas: by rank. Empty says nothing of anybody: the coordinator has not heard them yet.
+    replicas: by rank. Empty proves nothing: the coordinator has not heard the supervisor yet.
     """
     return bool(replicas) and any(has_ended(engine_id, replicas.get(engine_id.rank)) for engine_id in engine_ids)
 
 
 class Suspect(Struct, array_like=True, frozen=True):
-    """An engine that gives no sign of progress: it gets no new picks.
+    """An engine without a sign of progress: clients pick it no more.
 
     is_hung: the stall limit has passed; its host shall kill it. reason: one sentence.
-    is_silent: nothing is heard of it at all; else it reports, but its steps do not end.
+    is_silent: no report of it arrives; else it reports, but its steps do not end.
     """
 
     engine_id: EngineId

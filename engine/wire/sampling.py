@@ -1,9 +1,9 @@
-"""What is asked of a sequence, as it travels with every request: how its next token is chosen, or a vector."""
+"""Parameters of a sequence, as they travel with every request: sampling of its tokens, or pooling to one vector."""
 
 from msgspec import Struct
 
 MAX_LOGPROBS = 20
-"""Best tokens told per position at most."""
+"""Best tokens per position at most."""
 
 EMBEDS_DTYPES = ("float32", "float16", "bfloat16")
 """Number formats of prompt embeddings."""
@@ -29,7 +29,7 @@ class SamplingParams(Struct, array_like=True, frozen=True, kw_only=False):
     bad_words: token sequences that never get complete in the output.
     num_logprobs: log-probabilities of each output token and of so many best ones at its place; None for none.
     num_prompt_logprobs: the same of each prompt token but the first.
-    grammar: what the output must match, in llguidance's form, checked by whoever sends it; None for anything.
+    grammar: what the output must match, in llguidance's form, checked by its sender; None for anything.
     """
 
     max_tokens: int

@@ -22,7 +22,7 @@ def describe_wire() -> dict[str, Any]:
     """Return the structs and enums of the wire by name.
 
     A struct is ``{"tag": ..., "fields": ["name: type", ...], "num_required": ...}`` with its fields in wire order, an
-    enum ``{"members": ["NAME = value", ...]}``.
+    enum ``{"members": ["NAME = value", ...]}``. The build id hashes it, so a change of layout is another build.
     """
     described: dict[str, Any] = {}
     for module in (ids, sampling, logprobs, load, replicas, control, messages):

@@ -1,7 +1,7 @@
-"""Every ZeroMQ socket of Shoal is born here, with its options set before it binds or connects.
+"""ZeroMQ sockets, every one made here with its options set; sends that do not wait, and the asyncio receiver.
 
 Rules kept in one place: linger 0, bounded high-water marks, bounded message size, ROUTER with MANDATORY and HANDOVER,
-IPv6 brackets, bind port 0 and publish what the system gave, CURVE where the line has keys.
+bind port 0 and publish what the system gave, CURVE where the channel has keys.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ MAX_INBOUND_BYTES: dict[int, int] = {zmq.ROUTER: 16 * 1024 * 1024, zmq.XPUB: 409
 
 
 _BINDING_TYPES = frozenset({zmq.ROUTER, zmq.PULL, zmq.XPUB})
-"""On every line these bind and their counterparts connect."""
+"""On every channel these bind and their counterparts connect."""
 
 _HINTS = {
     errno.EADDRNOTAVAIL: " (--interface names what to bind to)",
@@ -60,8 +60,8 @@ def make_socket(
 ) -> "zmq.Socket[bytes]":
     """Make a socket with all options of its kind set, not yet bound or connected.
 
-    identity: routing id of a DEALER. topics: subscriptions of an XSUB. security: keys of a line that speaks CURVE; a
-    process that binds such lines also keeps a ``ZapAuthenticator``.
+    identity: routing id of a DEALER. topics: subscriptions of an XSUB. security: keys of a channel with CURVE; a
+    process that binds such channels also keeps a ``ZapAuthenticator``.
     """
     socket = context.socket(socket_type)
     socket.set(zmq.LINGER, 0)
@@ -69,7 +69,7 @@ def make_socket(
     socket.set(zmq.RCVHWM, high_water_mark)
     socket.set(zmq.MAXMSGSIZE, MAX_INBOUND_BYTES.get(socket_type, MAX_MESSAGE_BYTES))
     socket.set(zmq.TCP_KEEPALIVE, 1)
-    if socket_type == zmq.ROUTER:
+    if socket_type == zmq.ROUTER:  # a send to nobody is an error, and a restarted peer takes its routing id over
         socket.set(zmq.ROUTER_MANDATORY, 1)
         socket.set(zmq.ROUTER_HANDOVER, 1)
     if security is not None:
@@ -226,6 +226,6 @@ class AsyncReceiver:
             try:
                 self._on_message(frames)
             except BaseException:
-                self.poke()
+                self.poke()  # the edge is spent: without it the messages behind would wait for the next one
                 raise
-        self.poke()
+        self.poke()  # let the other callbacks of the loop run before the rest

@@ -1,14 +1,11 @@
-"""The states of a rank: one set, told from four points of view.
+"""The states of a rank: one set, seen from four points of view. Pure.
 
 | enum | who decides it | from what | who acts on it |
 |---|---|---|---|
-| ``EnginePhase`` | the engine, of itself | its busy loop | coordinator, clients: in every ``EngineReport`` |
-| ``LockstepState`` | one rank of a lockstep group, of itself | GroupStates and step exchanges | its busy loop alone;
-shown as a phase |
-| ``ReplicaState`` | the supervisor, of a replica's process | its host, reports, scale operations | coordinator and
-clients: in every GroupState |
-| ``EngineState`` | one client, of one engine | its connection, the replica's state, suspects | people: ``/v1/cluster``,
-metrics, ``shoal status`` |
+| ``EnginePhase`` | the engine, of itself | its busy loop | coordinator, clients: in every EngineReport |
+| ``LockstepState`` | a lockstep rank, of itself | GroupStates, step exchanges | its busy loop; a phase in reports |
+| ``ReplicaState`` | the supervisor, of an engine | its host, scale operations | coordinator, clients: in GroupStates |
+| ``EngineState`` | one client, of one engine | connection, replica, suspects | people: ``/v1/cluster``, metrics |
 
 Beside its state a replica has flags: what is being done with it (``is_draining``, ``is_migrating`` in ``ReplicaInfo``)
 and whether it shows progress (``Suspect``). They are no states, because each holds beside any of them.
@@ -18,7 +15,7 @@ from enum import Enum, IntEnum, StrEnum
 
 
 class EnginePhase(IntEnum):
-    """What an engine is doing. LOADING covers everything before it can take a request.
+    """The phase of an engine. LOADING covers everything before it can take a request.
 
     PARKED: its lockstep group broke, and it waits for the next one. STOPPING: its last report.
     """
@@ -31,7 +28,7 @@ class EnginePhase(IntEnum):
 
 
 class LockstepState(Enum):
-    """Where a rank stands in its lockstep group.
+    """The state of a rank in its lockstep group.
 
     OUTSIDE: in no group, before it joins or after it left. PARKED: its group broke.
     """
@@ -48,7 +45,7 @@ class LockstepState(Enum):
 
 
 class ReplicaState(IntEnum):
-    """What the supervisor knows of a replica's process.
+    """The state of a replica's engine, as far as the supervisor knows.
 
     STARTING: ordered, not loaded yet. LEAVING: a scale operation or the end of the deployment takes it away.
     DEAD: its host has confirmed that it is gone.
@@ -61,7 +58,7 @@ class ReplicaState(IntEnum):
 
 
 class EngineState(StrEnum):
-    """Where an engine stands for one client.
+    """The state of an engine for one client.
 
     LOADING: no handshake yet. READY: takes requests. SUSPECT: gives no sign of progress, so it gets no new ones.
     LEAVING: finishes what it has. DEAD: gone, and not replaced yet.

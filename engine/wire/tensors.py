@@ -1,6 +1,6 @@
 """Tensors as values of messages, each of which travels as a frame of its own behind the message. Pure.
 
-Nothing here computes: whoever wants numbers wraps the buffer in an array of its own library, without a copy.
+Nothing here computes: a user of the numbers wraps the buffer in an array of its own library, without a copy.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Tensor:
             return NotImplemented
         return (self.dtype, self.shape, self.data) == (other.dtype, other.shape, other.data)
 
-    __hash__ = None  # type: ignore[assignment]  # it may be large, and nobody looks one up
+    __hash__ = None  # type: ignore[assignment]  # its bytes may be a view of memory, and many
 
     def __repr__(self) -> str:
         return f"Tensor({self.dtype!r}, {self.shape})"

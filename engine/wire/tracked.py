@@ -1,4 +1,4 @@
-"""Sends that share memory with ZeroMQ: large tensor frames go without a copy, and are held until ZeroMQ is done."""
+"""Sends that share memory with ZeroMQ: large tensor frames go without a copy, and are held until they are sent."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ class TrackedSends:
             return send_nowait(socket, frames)
         trackers: list[zmq.MessageTracker] = []
         outcome = send_nowait(socket, frames, lambda frame, flags: _send_shared(socket, frame, flags, trackers))
-        if trackers:  # also of a message that was refused half-way
+        if trackers:  # also of a message that was refused half-way: ZeroMQ may read its first frames
             num_bytes = sum(len(frame) for frame in frames)
             self._pending.append((num_bytes, trackers))
             self._num_bytes += num_bytes

@@ -1,4 +1,4 @@
-"""``python -m lb.coordinator``: spec on standard input, one ready line on standard output, logs on standard error."""
+"""The command ``python -m lb.coordinator``: spec on standard input, endpoints on standard output."""
 
 import json
 import signal

@@ -144,7 +144,7 @@ class FailureDetector:
         return changed
 
     def next_deadline(self, now: float) -> float:
-        """Return when ``judge`` may next have something to say; infinity when no engine serves."""
+        """Return when ``judge`` may next find something new; infinity when no engine serves."""
         deadlines = (deadline for record in self._serving() for deadline in self._deadlines(record, now))
         return min((deadline for deadline in deadlines if deadline > now), default=float("inf"))
 

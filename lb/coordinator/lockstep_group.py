@@ -128,8 +128,8 @@ class LockstepGroup:
     def rebalance(self, seq: int) -> None:
         """Place experts anew, by how often each was chosen, unless that was done since it was requested.
 
-        seq: of the newest request. What is in force says which one it follows, so a request is neither lost with an
-        attempt that comes to nothing nor fulfilled again by a successor.
+        seq: of the newest request. The membership in force names the one it follows, so a request is neither lost with
+        an attempt that comes to nothing nor fulfilled again by a successor.
         """
         self._rebalance_seq = seq
 
@@ -290,7 +290,7 @@ class LockstepGroup:
         return all(self._is_dead(member) or self._live_report(member) is not None for member in self._everybody())
 
     def _is_dead(self, engine_id: EngineId) -> bool:
-        """Tell whether an engine is confirmed dead, was replaced, has no replica any more, or says that it ends."""
+        """Tell whether an engine is confirmed dead, was replaced, has no replica any more, or reports that it ends."""
         replica = self._replicas.get(engine_id.rank)
         if replica is None or replica.engine_id != engine_id or replica.state is ReplicaState.DEAD:
             return True
