@@ -1,4 +1,4 @@
-"""The coordinator as a process: ready line, cadence on real sockets, hostile bytes, memory, restart."""
+"""The coordinator as a process: its first output, publication rate on real sockets, hostile bytes, memory, restart."""
 
 import json
 import random
@@ -64,7 +64,7 @@ def _coordinator(spec: CoordinatorSpec) -> Iterator[tuple[Process, dict[str, str
 
 
 class _Peer:
-    """Reports what the test says and collects what the coordinator publishes."""
+    """Reports what the test wants and collects what the coordinator publishes."""
 
     def __init__(self, endpoints: dict[str, str]) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -158,8 +158,8 @@ def test_a_change_of_load_is_published_at_most_every_50_ms(tmp_path: Path) -> No
         assert seen <= 2 + (time.monotonic() - started) / 0.05
 
 
-def test_a_restarted_coordinator_listens_before_it_speaks(tmp_path: Path) -> None:
-    """What it says first must hold the clients that were there before; engines free the requests of others."""
+def test_a_restarted_coordinator_listens_before_it_publishes(tmp_path: Path) -> None:
+    """The first state must hold the clients that were there before; engines free the requests of others."""
     with _coordinator(_spec(tmp_path)) as (_, endpoints), _peer(endpoints) as peer:
         peer.report(ClientReport(1, CLIENT))
         peer.next_state(GroupState, lambda group: group.clients)
@@ -176,9 +176,9 @@ def test_any_bytes_are_survived(tmp_path: Path) -> None:
         _send_garbage(peer, rng)
         for endpoint in endpoints.values():
             _knock_like_a_scanner(int(endpoint.rsplit(":", 1)[1]), rng)
-        newcomer = EngineId(5, 5)
-        peer.report(msgspec.structs.replace(_engine(1), engine_id=newcomer))
-        peer.next_state(GroupState, lambda group: newcomer in group.committed.members)
+        newest = EngineId(5, 5)
+        peer.report(msgspec.structs.replace(_engine(1), engine_id=newest))
+        peer.next_state(GroupState, lambda group: newest in group.committed.members)
         assert process.poll() is None
 
 
@@ -203,9 +203,9 @@ def _knock_like_a_scanner(port: int, rng: random.Random) -> None:
 def test_garbage_that_decodes_does_not_stay_in_the_way(tmp_path: Path) -> None:
     """A mutated report may be a valid one of somebody else; the supervisor's replicas sort that out."""
     with _coordinator(_spec(tmp_path)) as (_, endpoints), _peer(endpoints) as peer:
-        stranger = EngineId(77, 1)
-        peer.report(msgspec.structs.replace(_engine(1), engine_id=stranger), _engine(1))
-        peer.next_state(GroupState, lambda group: stranger in group.committed.members)
+        unknown = EngineId(77, 1)
+        peer.report(msgspec.structs.replace(_engine(1), engine_id=unknown), _engine(1))
+        peer.next_state(GroupState, lambda group: unknown in group.committed.members)
         peer.report(SupervisorReport(1, [ReplicaInfo(ENGINE, ReplicaState.ALIVE)], [], []))
         peer.next_state(GroupState, lambda group: group.committed.members == [ENGINE])
 

@@ -35,7 +35,7 @@ class Deployment:
         engine_id = self.replicas[rank].engine_id
         self.reports[rank] = EngineReport(engine_id, 1, 0, 0, 0, 0, IDLE, 0, False, {}, Load(), member=status)
 
-    def say(self, *ranks: int, **changes: Any) -> None:
+    def report(self, *ranks: int, **changes: Any) -> None:
         """Change reports. failed, committed, broken: of the member's status."""
         names = {"failed": "failed_epoch", "committed": "membership", "broken": "broken_epoch"}
         status = {field: changes.pop(name, None) for name, field in names.items()}
@@ -65,13 +65,13 @@ class Deployment:
     def prepare(self, *ranks: int) -> None:
         assert self.group.proposal is not None
         epoch = self.group.proposal.epoch
-        self.say(*ranks, ready_epoch=epoch, max_epoch_seen=epoch)
+        self.report(*ranks, ready_epoch=epoch, max_epoch_seen=epoch)
         self.update()
 
     def switch(self, *ranks: int, phase: EnginePhase = RUNNING) -> None:
         committed = self.group.committed
         wave = self.group.waves.started
-        self.say(*ranks, epoch=committed.epoch, committed=committed, phase=phase, wave=wave)
+        self.report(*ranks, epoch=committed.epoch, committed=committed, phase=phase, wave=wave)
         self.update()
 
     def form(self, *, phase: EnginePhase = RUNNING) -> None:

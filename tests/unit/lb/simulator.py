@@ -15,7 +15,7 @@ from engine.wire.states import EnginePhase
 from lb.routing.ledger import EngineLedger, LedgerEntry
 from lb.routing.picker import RotatingPicker
 
-LINE_DELAY_S = 0.001
+CHANNEL_DELAY_S = 0.001
 REPORT_GAP_S = 0.020
 
 
@@ -79,7 +79,7 @@ class SimEngine:
         self._step()
 
     def receive(self, job: Job) -> None:
-        """Take a job from the line."""
+        """Take a job from the channel."""
         self._applied[job.client.client_id] = job.channel_seq
         self._queued.append(job)
         self.num_received += 1
@@ -115,7 +115,7 @@ class SimEngine:
         self._num_running -= 1
         self._num_tokens -= job.tokens
         report_seq = self._report_seq + 1
-        self._clock.after(LINE_DELAY_S, partial(job.client.on_finished, self.engine_id, job, report_seq))
+        self._clock.after(CHANNEL_DELAY_S, partial(job.client.on_finished, self.engine_id, job, report_seq))
 
 
 class SimClient:
@@ -137,7 +137,7 @@ class SimClient:
         self._channel_seqs[engine_id] += 1
         job = Job(self, service_s, tokens, self._channel_seqs[engine_id], sent_at=self._clock.now)
         job.entry = self.ledgers[engine_id].add(job.channel_seq)
-        self._clock.after(LINE_DELAY_S, partial(self._engines[engine_id].receive, job))
+        self._clock.after(CHANNEL_DELAY_S, partial(self._engines[engine_id].receive, job))
         return engine_id
 
     def on_finished(self, engine_id: EngineId, job: Job, report_seq: int) -> None:

@@ -67,7 +67,7 @@ def test_a_restarted_coordinator_goes_on_above_every_epoch_that_was_seen() -> No
     assert state.group_state().committed.epoch == 18
 
 
-def test_the_newest_report_of_a_seat_wins_in_any_order() -> None:
+def test_the_newest_report_of_a_rank_wins_in_any_order() -> None:
     state = _state(_engine(E0, 5, load=Load(num_running=5)))
     state.on_report(_engine(E0, 4, load=Load(num_running=4)), 0.0)
     state.on_report(_engine(EngineId(0, 2), 1, load=Load(num_running=1)), 0.0)
@@ -104,13 +104,13 @@ def test_a_death_is_what_the_supervisor_confirmed() -> None:
     assert dead in state.group_state().replicas
 
 
-def test_a_refilled_seat_brings_its_engine_back_under_a_new_name() -> None:
+def test_a_replacement_is_a_member_under_its_own_name() -> None:
     state = _state(_engine(E0, 9), _replicas(1, ReplicaInfo(E0, ReplicaState.DEAD, "gone")))
-    reborn = EngineId(0, 2)
-    state.on_report(_engine(reborn, 1), 0.0)  # its report may come before the supervisor's
-    assert _members(state) == [reborn]
-    state.on_report(_replicas(2, ReplicaInfo(reborn, ReplicaState.ALIVE)), 0.0)
-    assert _members(state) == [reborn]
+    replacement = EngineId(0, 2)
+    state.on_report(_engine(replacement, 1), 0.0)  # its report may come before the supervisor's
+    assert _members(state) == [replacement]
+    state.on_report(_replicas(2, ReplicaInfo(replacement, ReplicaState.ALIVE)), 0.0)
+    assert _members(state) == [replacement]
 
 
 def test_dismissed_engines_are_no_members() -> None:
@@ -121,10 +121,10 @@ def test_dismissed_engines_are_no_members() -> None:
     assert state.group_state().dismissed == [E1]
 
 
-def test_engines_without_a_seat_are_nobody_once_the_seats_are_known() -> None:
-    stranger = EngineId(9, 1)
-    state = _state(_engine(stranger, 1), _replicas(1, ReplicaInfo(E0, ReplicaState.ALIVE)))
-    state.on_report(_engine(stranger, 2), 0.0)
+def test_engines_without_a_replica_are_nobody_once_the_replicas_are_known() -> None:
+    unknown = EngineId(9, 1)
+    state = _state(_engine(unknown, 1), _replicas(1, ReplicaInfo(E0, ReplicaState.ALIVE)))
+    state.on_report(_engine(unknown, 2), 0.0)
     assert (state.load_snapshot().reports, _members(state)) == ([], [])
     assert state.dropped["engine report from nobody"] == 1
 
@@ -149,7 +149,7 @@ def test_a_restarted_client_replaces_its_predecessor() -> None:
     assert _clients(state) == [ClientId(0, 2)]
 
 
-def test_a_silent_client_is_taken_out_and_comes_back_when_it_speaks() -> None:
+def test_a_silent_client_is_taken_out_and_comes_back_with_its_next_report() -> None:
     state = _state(_client(0, 1), now=100.0)
     state.on_report(_client(0, 2), 105.0)
     assert state.next_expiry(105.0) == 115.0
@@ -199,7 +199,7 @@ def test_the_wave_fields_of_independent_ranks_are_at_rest() -> None:
     assert (group.proposal, group.direct, group.wave_started, group.settings.pause) == (None, False, 0, PauseMode.RUN)
 
 
-def test_strangers_cannot_fill_the_memory() -> None:
+def test_unknown_senders_cannot_fill_the_memory() -> None:
     state = _state(*(_engine(EngineId(rank, 1), 1, EnginePhase.LOADING) for rank in range(MAX_REPLICAS + 10)))
     state.on_report(
         _replicas(1, *(ReplicaInfo(EngineId(rank, 1), ReplicaState.ALIVE) for rank in range(MAX_REPLICAS + 1))), 0.0

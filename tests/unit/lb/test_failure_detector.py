@@ -1,4 +1,4 @@
-"""Who is suspect and who is hung: the coordinator's watch on hand-made times."""
+"""Which engines are suspect and which are hung: the failure detector on hand-made times."""
 
 from typing import Any
 
@@ -17,10 +17,10 @@ STALL_S = 3.0
 
 
 class Group:
-    """A watch, and engines that report every 1/4 s unless they are stopped; time moves in such steps."""
+    """A detector, and engines that report every 1/4 s unless they are stopped; time moves in such steps."""
 
     def __init__(self, *engine_ids: EngineId) -> None:
-        self.watch = FailureDetector(STALL_S)
+        self.detector = FailureDetector(STALL_S)
         self.now = 100.0
         self.reports = {
             engine_id: EngineReport(engine_id, 0, 0, 0, 0, 0, EnginePhase.IDLE, 0, False, {}, Load())
@@ -39,12 +39,12 @@ class Group:
             self.now += 0.25
             for engine_id, report in self.reports.items():
                 if engine_id not in self.stopped:
-                    self.watch.on_report(report, self.now)
-            self.watch.judge(self.now)
+                    self.detector.on_report(report, self.now)
+            self.detector.judge(self.now)
 
     def judged(self) -> dict[EngineId, bool]:
         """Return who is suspect, and whether hung."""
-        return {suspect.engine_id: suspect.is_hung for suspect in self.watch.suspects}
+        return {suspect.engine_id: suspect.is_hung for suspect in self.detector.suspects}
 
 
 def test_engines_that_report_are_not_suspect_however_long_they_idle_or_load() -> None:
@@ -66,7 +66,7 @@ def test_a_silent_engine_is_suspect_after_a_second_and_hung_after_the_limit_idle
     assert group.judged() == {E1: False}
     group.run(0.25)
     assert group.judged() == {E1: True}
-    (suspect,) = group.watch.suspects
+    (suspect,) = group.detector.suspects
     assert suspect.reason == "silent for 3.2 s (behind step 0)"
 
 
@@ -100,7 +100,7 @@ def test_work_without_a_step_is_a_stall_and_arrivals_are_no_progress() -> None:
     assert group.judged() == {E1: False}
     group.run(0.25)
     assert group.judged() == {E1: True}
-    assert group.watch.suspects[0].reason == "no step for 3.2 s (behind step 7)"
+    assert group.detector.suspects[0].reason == "no step for 3.2 s (behind step 7)"
 
 
 def test_work_that_begins_starts_the_clock_and_work_that_moves_starts_it_again() -> None:
@@ -157,8 +157,8 @@ def test_the_own_absence_of_the_coordinator_is_nobodys_silence() -> None:
     group.work(E1)
     group.run(0.25)
     group.now += 500
-    group.watch.on_report(group.reports[E0], group.now)
-    assert not group.watch.judge(group.now)
+    group.detector.on_report(group.reports[E0], group.now)
+    assert not group.detector.judge(group.now)
     group.stopped.add(E1)
     group.run(1.25)
     assert group.judged() == {E1: False}
@@ -167,7 +167,9 @@ def test_the_own_absence_of_the_coordinator_is_nobodys_silence() -> None:
 def test_behind_a_restart_engines_that_serve_have_the_whole_limit_to_be_heard() -> None:
     group = Group(E0)
     group.run(0.25)
-    group.watch.on_replicas({0: ReplicaInfo(E0, ReplicaState.ALIVE), 1: ReplicaInfo(E1, ReplicaState.ALIVE)}, group.now)
+    group.detector.on_replicas(
+        {0: ReplicaInfo(E0, ReplicaState.ALIVE), 1: ReplicaInfo(E1, ReplicaState.ALIVE)}, group.now
+    )
     group.run(1.0)
     assert group.judged() == {}
     group.run(0.25)
@@ -191,18 +193,20 @@ def test_an_engine_that_has_ended_is_no_suspect_any_more(replicas: dict[int, Rep
     group.stopped.add(E1)
     group.run(5)
     assert group.judged() == {E1: True}
-    group.watch.on_replicas(replicas, group.now)
+    group.detector.on_replicas(replicas, group.now)
     group.run(5)
     assert group.judged() == {}
 
 
-def test_a_successor_is_judged_by_itself_although_the_seats_are_not_known_to_have_changed() -> None:
+def test_a_successor_is_judged_by_itself_although_the_replicas_are_not_known_to_have_changed() -> None:
     group = Group(E0, E1)
     group.work(E1, 50)
     group.run(2)
-    reborn = EngineId(1, 2)
-    group.reports[reborn] = replace(group.reports.pop(E1), engine_id=reborn, phase=EnginePhase.LOADING)
-    group.watch.on_replicas({0: ReplicaInfo(E0, ReplicaState.ALIVE), 1: ReplicaInfo(E1, ReplicaState.ALIVE)}, group.now)
+    replacement = EngineId(1, 2)
+    group.reports[replacement] = replace(group.reports.pop(E1), engine_id=replacement, phase=EnginePhase.LOADING)
+    group.detector.on_replicas(
+        {0: ReplicaInfo(E0, ReplicaState.ALIVE), 1: ReplicaInfo(E1, ReplicaState.ALIVE)}, group.now
+    )
     group.run(100)
     assert group.judged() == {}
 
@@ -213,10 +217,10 @@ def test_the_next_deadline_is_when_the_judgement_changes_if_nothing_is_heard() -
     group.run(0.25)
     heard_at = group.now
     changes: list[tuple[float, dict[EngineId, bool]]] = []
-    while (deadline := group.watch.next_deadline(group.now)) < float("inf"):
+    while (deadline := group.detector.next_deadline(group.now)) < float("inf"):
         group.now = deadline + 1e-6
-        group.watch.on_report(group.reports[E1], group.now)
-        group.watch.judge(group.now)
+        group.detector.on_report(group.reports[E1], group.now)
+        group.detector.judge(group.now)
         if group.judged() and group.judged() not in [change for _, change in changes]:
             changes.append((round(group.now - heard_at, 3), group.judged()))
         if group.now > heard_at + 10:

@@ -114,7 +114,7 @@ class LedgerMachine(RuleBasedStateMachine):
         super().__init__()
         self.ledger = _ledger()
         self.channel_seq = 0
-        self.sent: list[tuple[int, LedgerEntry]] = []  # on the line, not applied
+        self.sent: list[tuple[int, LedgerEntry]] = []  # on the channel, not applied
         self.running: list[LedgerEntry] = []
         self.ends: list[tuple[LedgerEntry, int]] = []  # frames on their way to the client
         self.reports: list[tuple[int, int, int]] = []  # reports on their way: number, applied, running

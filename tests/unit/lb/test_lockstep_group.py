@@ -15,7 +15,7 @@ def three() -> Deployment:
 # --- the planned way ------------------------------------------------------------------------------------------------
 
 
-def test_the_first_group_waits_for_every_seat() -> None:
+def test_the_first_group_waits_for_every_replica() -> None:
     deployment = Deployment(2)
     deployment.replica(2, ReplicaState.STARTING)
     assert not deployment.update()
@@ -46,8 +46,8 @@ def test_one_change_at_a_time(three: Deployment) -> None:
     assert three.proposed() == (3, [1, 2, 3], False)
 
 
-def test_a_newcomer_is_handed_experts_by_those_that_are_awake(three: Deployment) -> None:
-    three.say(0, is_sleeping=True)
+def test_a_new_member_is_handed_experts_by_those_that_are_awake(three: Deployment) -> None:
+    three.report(0, is_sleeping=True)
     three.replica(3)
     three.load(3)
     three.update()
@@ -66,7 +66,7 @@ def test_a_joiner_that_cannot_come_ends_the_attempt_and_its_number(three: Deploy
     three.update()
     assert three.proposed() == (2, [0, 1, 2, 3], False)
     if fault == "failed":
-        three.say(3, failed=2)
+        three.report(3, failed=2)
     else:
         three.replica(3, ReplicaState.DEAD if fault == "dead" else ReplicaState.LEAVING)
     three.update()
@@ -75,11 +75,11 @@ def test_a_joiner_that_cannot_come_ends_the_attempt_and_its_number(three: Deploy
     assert three.proposed() == ((3, [0, 1, 2, 3], False) if fault == "failed" else None)
 
 
-def test_a_leaver_stays_a_member_while_it_has_sequences(three: Deployment) -> None:
-    three.say(0, load=Load(num_running=1))
+def test_a_leaving_rank_stays_a_member_while_it_has_sequences(three: Deployment) -> None:
+    three.report(0, load=Load(num_running=1))
     three.replica(0, ReplicaState.LEAVING)
     assert not three.update()
-    three.say(0, load=Load())
+    three.report(0, load=Load())
     assert three.update()
     assert three.proposed() == (2, [1, 2], False)
 
@@ -93,11 +93,11 @@ def test_a_rebalance_is_a_membership_of_the_same_members(three: Deployment) -> N
     assert (three.committed(), three.proposed()) == ((2, [0, 1, 2]), None)
 
 
-def test_a_wish_to_rebalance_outlives_an_attempt_that_fails_and_a_death(three: Deployment) -> None:
+def test_a_request_to_rebalance_outlives_an_attempt_that_fails_and_a_death(three: Deployment) -> None:
     """Found by the search: the request was forgotten as soon as it was proposed."""
     three.group.rebalance(1)
     three.update()
-    three.say(1, failed=2)
+    three.report(1, failed=2)
     three.update()
     three.update()
     assert three.proposed() == (3, [0, 1, 2], False)
@@ -118,7 +118,7 @@ def test_a_death_calls_the_live_members(three: Deployment) -> None:
     three.replica(1, ReplicaState.DEAD)
     assert three.update()
     assert three.proposed() == (2, [0, 2], True)
-    three.say(0, 2, phase=PARKED)
+    three.report(0, 2, phase=PARKED)
     three.prepare(0, 2)
     assert (three.committed(), three.group.direct) == ((2, [0, 2]), False)
     assert not three.update(), "parked, and about to step in what is committed"
@@ -168,13 +168,13 @@ def test_a_death_between_ready_and_switch_is_a_new_number(three: Deployment) -> 
 def test_a_failed_preparation_of_the_direct_way_is_tried_again(three: Deployment) -> None:
     three.replica(1, ReplicaState.DEAD)
     three.update()
-    three.say(2, failed=2)
+    three.report(2, failed=2)
     three.update()
     assert three.proposed() == (3, [0, 2], True)
 
 
 def test_a_parked_member_alone_calls_everybody(three: Deployment) -> None:
-    three.say(1, phase=PARKED)
+    three.report(1, phase=PARKED)
     three.update()
     assert three.proposed() == (2, [0, 1, 2], True)
 
@@ -202,7 +202,7 @@ def test_too_few_wait_for_others_and_go_on_with_them() -> None:
     deployment = Deployment(2, min_size=2)
     deployment.form()
     deployment.replica(1, ReplicaState.STARTING, incarnation=2)
-    deployment.say(0, phase=PARKED)
+    deployment.report(0, phase=PARKED)
     deployment.update()
     assert deployment.proposed() is None
     deployment.load(1)
@@ -221,20 +221,20 @@ def test_a_group_whose_last_member_died_begins_anew(three: Deployment) -> None:
     assert three.proposed() == (2, [0, 1, 2], False)
 
 
-def test_an_engine_that_says_that_it_stops_is_gone(three: Deployment) -> None:
-    three.say(1, phase=EnginePhase.STOPPING)
+def test_an_engine_that_reports_that_it_stops_is_gone(three: Deployment) -> None:
+    three.report(1, phase=EnginePhase.STOPPING)
     three.update()
     assert three.proposed() == (2, [0, 2], True)
 
 
 def test_a_group_that_lost_somebody_unnoticed_while_it_was_left_is_healed(three: Deployment) -> None:
-    """Found by the search: a leaver let go and its peers did not notice, so they waited for it and never switched."""
+    """Found by the search: a leaving rank let go, its peers did not notice and waited for it, and never switched."""
     three.replica(0, ReplicaState.LEAVING)
     three.update()
     three.prepare(1, 2)
     assert three.committed() == (2, [1, 2])
     assert three.proposed() is None, "they are about to switch"
-    three.say(0, broken=1, phase=PARKED)
+    three.report(0, broken=1, phase=PARKED)
     three.update()
     assert three.proposed() == (3, [1, 2], True)
 
@@ -243,5 +243,5 @@ def test_who_parked_and_is_ready_is_about_to_step_whoever_let_go(three: Deployme
     three.replica(0, ReplicaState.LEAVING)
     three.update()
     three.prepare(1, 2)
-    three.say(0, 1, 2, broken=1, phase=PARKED)
+    three.report(0, 1, 2, broken=1, phase=PARKED)
     assert not three.update()

@@ -1,4 +1,4 @@
-"""How a lockstep group's coordinator goes on from a predecessor, and how long it repeats what it says."""
+"""How a lockstep group's coordinator goes on from a predecessor, and how long it repeats its states."""
 
 import pytest
 
@@ -45,17 +45,17 @@ def test_who_was_not_heard_is_not_dead(three: Deployment) -> None:
     assert successor.proposed() == (1_000_001, [0, 2], True)
 
 
-def test_nothing_is_proposed_before_the_seats_are_known(three: Deployment) -> None:
+def test_nothing_is_proposed_before_the_replicas_are_known(three: Deployment) -> None:
     successor = restarted(three)
     successor.replicas = {}
     successor.reports = dict(three.reports)
-    successor.say(1, phase=PARKED)
+    successor.report(1, phase=PARKED)
     successor.update()
     assert (successor.committed(), successor.proposed()) == ((1, [0, 1, 2]), None)
 
 
 def test_no_number_is_used_again_though_nobody_was_heard_who_saw_it(three: Deployment) -> None:
-    """Found by the search: of the predecessor's last attempt nobody had told yet, and its number came again."""
+    """Found by the search: of the predecessor's last attempt nobody had reported yet, and its number came again."""
     three.replica(0, ReplicaState.DEAD)
     three.update()
     successor = restarted(three)
@@ -74,8 +74,8 @@ def test_what_a_predecessor_committed_voids_what_was_proposed_without_knowing_it
     successor.update()
     assert successor.proposed() == (1_000_001, [0, 1, 2, 3], False)
     learned = Membership(7, [replica.engine_id for replica in successor.replicas.values()], [[], [], [], []])
-    successor.say(0, 1, 2, 3, ready_epoch=7)
-    successor.say(3, committed=learned, epoch=7, phase=RUNNING)
+    successor.report(0, 1, 2, 3, ready_epoch=7)
+    successor.report(3, committed=learned, epoch=7, phase=RUNNING)
     successor.update()
     assert (successor.committed(), successor.proposed()) == ((7, [0, 1, 2, 3]), None)
 
@@ -84,12 +84,12 @@ def test_a_member_that_never_gets_to_the_committed_group_breaks_it(three: Deploy
     """It began a successor's attempt, and let go of what a predecessor put in force just before it ended."""
     successor = restarted(three)
     successor.reports = dict(three.reports)
-    successor.say(0, 1, committed=Membership(7, three.group.committed.members, [[], [], []]), epoch=7, ready_epoch=7)
+    successor.report(0, 1, committed=Membership(7, three.group.committed.members, [[], [], []]), epoch=7, ready_epoch=7)
     successor.update()
     assert successor.proposed() == (1_000_001, [0, 1, 2], True)
 
 
-def test_a_successor_fulfils_no_wish_again_and_forgets_none(three: Deployment) -> None:
+def test_a_successor_fulfils_no_request_again_and_forgets_none(three: Deployment) -> None:
     three.group.rebalance(1)
     three.update()
     three.prepare(0, 1, 2)
@@ -104,7 +104,7 @@ def test_a_successor_fulfils_no_wish_again_and_forgets_none(three: Deployment) -
     assert successor.proposed() == (1_000_001, [0, 1, 2], False)
 
 
-# --- what is told ---------------------------------------------------------------------------------------------------
+# --- repetition ----------------------------------------------------------------------------------------------------
 
 
 def test_states_are_repeated_until_everybody_steps_in_what_is_committed() -> None:
@@ -119,14 +119,14 @@ def test_states_are_repeated_until_everybody_steps_in_what_is_committed() -> Non
 
 
 def test_states_are_repeated_until_everybody_has_seen_the_newest_wave(three: Deployment) -> None:
-    """Found by the search: a wave that one rank missed was told it again only with the next slow repetition."""
-    three.say(0, 1, 2, phase=IDLE)
-    three.say(0, has_work=True)
+    """Found by the search: a wave that one rank missed got it again only with the next slow repetition."""
+    three.report(0, 1, 2, phase=IDLE)
+    three.report(0, has_work=True)
     assert three.update()
-    three.say(0, 1, wave=three.group.waves.started, phase=RUNNING)
+    three.report(0, 1, wave=three.group.waves.started, phase=RUNNING)
     three.update()
     assert not three.group.is_observed
-    three.say(2, wave=three.group.waves.started, phase=RUNNING)
+    three.report(2, wave=three.group.waves.started, phase=RUNNING)
     three.update()
     assert three.group.is_observed
 
@@ -138,7 +138,7 @@ def test_states_are_repeated_until_nobody_waits_for_the_dead() -> None:
     deployment.replica(1, ReplicaState.DEAD)
     deployment.update()
     assert (deployment.proposed(), deployment.group.is_observed) == (None, False)
-    deployment.say(0, phase=PARKED)
+    deployment.report(0, phase=PARKED)
     deployment.update()
     assert deployment.group.is_observed
 

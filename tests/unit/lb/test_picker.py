@@ -20,7 +20,7 @@ def _report(ledger: EngineLedger, seq: int, running: int, applied: int = 0) -> N
 
 
 def test_ties_rotate_across_snapshot_resets() -> None:
-    """After every 7 picks a snapshot says that all ranks are equal again."""
+    """After every 7 picks a snapshot shows all ranks equal again."""
     picker, ledgers, picks = RotatingPicker(0), _ledgers(0, 1, 2, 3), Counter[int]()
     for number in range(1000):
         engine_id = picker.pick(ledgers, 1).engine_id
@@ -99,6 +99,6 @@ def test_an_explicit_rank_that_does_not_exist_names_the_valid_ones(rank: object)
     assert caught.value.field == "data_parallel_rank"
 
 
-def test_an_explicit_rank_without_any_engine_says_so() -> None:
+def test_an_explicit_rank_without_any_engine_is_refused_as_such() -> None:
     with pytest.raises(InvalidRequestError, match="none at the moment"):
         only_rank([], 0)

@@ -53,11 +53,11 @@ def test_it_stays_so_through_any_history_of_joins_and_leaves(
 ) -> None:
     num_experts, num_members, num_redundant, loads = group
     placement = place_experts(num_experts, new_group(num_members), num_redundant)
-    for joins, leaver, by_load in history:
+    for joins, leaving, by_load in history:
         if joins:
             placement = [*placement, []]
         elif len(placement) > 1:
-            placement = [held for member, held in enumerate(placement) if member != leaver % len(placement)]
+            placement = [held for member, held in enumerate(placement) if member != leaving % len(placement)]
         placement = place_experts(num_experts, placement, num_redundant, loads if by_load else None)
         assert_sound(placement, num_experts, max_redundant(num_experts, len(placement), num_redundant))
 
@@ -88,10 +88,10 @@ def test_of_one_that_leaves_its_experts_move_and_nothing_else(
     num_experts: int, num_members: int, data: st.DataObject
 ) -> None:
     before = place_experts(num_experts, new_group(num_members))
-    leaver = data.draw(st.integers(0, num_members - 1))
-    left = [held for member, held in enumerate(before) if member != leaver]
+    leaving = data.draw(st.integers(0, num_members - 1))
+    left = [held for member, held in enumerate(before) if member != leaving]
     after = place_experts(num_experts, left)
-    assert num_moved(left, after) == len(before[leaver])
+    assert num_moved(left, after) == len(before[leaving])
 
 
 def test_a_replica_of_what_a_dead_member_held_stays_where_it_is() -> None:

@@ -23,7 +23,7 @@ def test_an_unobserved_state_is_repeated_and_an_observed_one_is_kept_alive() -> 
     assert publish_rate_limiter.due_at(1, observed=True) == 11.0
 
 
-def test_a_newcomer_gets_the_state_like_a_change() -> None:
+def test_a_new_subscriber_gets_the_state_like_a_change() -> None:
     publish_rate_limiter = _published(1, 10.0)
     publish_rate_limiter.on_new_subscriber()
     assert publish_rate_limiter.due_at(1) == 10.05

@@ -1,4 +1,4 @@
-"""Counters of a rank over all the lives of its engines."""
+"""Counters of a rank over all its engines."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ def report(engine_id: EngineId, num_steps: int, num_hits: int = 0) -> EngineRepo
     return EngineReport(engine_id, 1, 0, 0, 0, 0, EnginePhase.RUNNING, 0, True, {}, load)
 
 
-def test_a_refilled_seat_goes_on_where_its_predecessors_stopped() -> None:
+def test_a_replaced_engine_goes_on_where_its_predecessors_stopped() -> None:
     totals = RankTotals()
     totals.on_reports([report(EngineId(0, 1), 10, 4), report(EngineId(1, 1), 7)])
     totals.on_reports([report(EngineId(0, 2), 0)])

@@ -1,4 +1,4 @@
-"""Several API processes, as objects that share memory: what any of them says of all."""
+"""Several API processes, as objects that share memory: what any of them shows of all."""
 
 import time
 from collections.abc import Iterator

@@ -24,7 +24,7 @@ DEADLINE_S = 20.0
 
 
 class Inbox:
-    """Collects messages and tells when enough have come."""
+    """Collects messages and reports when enough have come."""
 
     def __init__(self) -> None:
         self.messages: list[Frames] = []
@@ -42,16 +42,18 @@ class Inbox:
 
 
 @pytest.fixture
-def line(make: Sockets, run_dir: Path) -> tuple[Socket, Socket]:
+def channel(make: Sockets, run_dir: Path) -> tuple[Socket, Socket]:
     """Return a PULL and the PUSH connected to it."""
     pull, push = make(zmq.PULL), make(zmq.PUSH)
-    connect(push, bind(pull, ipc_endpoint(run_dir, "line")))
+    connect(push, bind(pull, ipc_endpoint(run_dir, "channel")))
     return pull, push
 
 
 @pytest.mark.parametrize("already_waiting", [True, False])
-async def test_a_burst_is_seen_whole_though_it_is_one_edge(line: tuple[Socket, Socket], already_waiting: bool) -> None:
-    pull, push = line
+async def test_a_burst_is_seen_whole_though_it_is_one_edge(
+    channel: tuple[Socket, Socket], already_waiting: bool
+) -> None:
+    pull, push = channel
     inbox = Inbox()
     receiver = None if already_waiting else AsyncReceiver(pull, inbox.on_message)
     for number in range(1_000):
@@ -62,8 +64,8 @@ async def test_a_burst_is_seen_whole_though_it_is_one_edge(line: tuple[Socket, S
     receiver.close()
 
 
-async def test_messages_that_come_one_by_one_are_all_seen(line: tuple[Socket, Socket]) -> None:
-    pull, push = line
+async def test_messages_that_come_one_by_one_are_all_seen(channel: tuple[Socket, Socket]) -> None:
+    pull, push = channel
     inbox = Inbox()
     receiver = AsyncReceiver(pull, inbox.on_message)
     for number in range(1, 101):
@@ -74,7 +76,7 @@ async def test_messages_that_come_one_by_one_are_all_seen(line: tuple[Socket, So
 
 async def test_a_poke_after_a_send_recovers_the_edge_that_the_send_swallowed(make: Sockets, run_dir: Path) -> None:
     router, dealer = make(zmq.ROUTER), make(zmq.DEALER, identity=b"E1")
-    connect(dealer, bind(router, ipc_endpoint(run_dir, "line")))
+    connect(dealer, bind(router, ipc_endpoint(run_dir, "channel")))
     inbox = Inbox()
     receiver = AsyncReceiver(router, inbox.on_message)
     dealer.send(b"hello")
@@ -88,8 +90,8 @@ async def test_a_poke_after_a_send_recovers_the_edge_that_the_send_swallowed(mak
     receiver.close()
 
 
-async def test_one_busy_socket_leaves_turns_to_the_rest_of_the_loop(line: tuple[Socket, Socket]) -> None:
-    pull, push = line
+async def test_one_busy_socket_leaves_turns_to_the_rest_of_the_loop(channel: tuple[Socket, Socket]) -> None:
+    pull, push = channel
     for _ in range(100):
         push.send(b"x")
     inbox = Inbox()
@@ -102,8 +104,8 @@ async def test_one_busy_socket_leaves_turns_to_the_rest_of_the_loop(line: tuple[
     receiver.close()
 
 
-async def test_a_callback_that_raises_costs_its_own_message_only(line: tuple[Socket, Socket]) -> None:
-    pull, push = line
+async def test_a_callback_that_raises_costs_its_own_message_only(channel: tuple[Socket, Socket]) -> None:
+    pull, push = channel
     inbox = Inbox()
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, report: reported.append(report))
@@ -124,8 +126,8 @@ def _failing_on(word: bytes, inbox: Inbox) -> Callable[[Frames], None]:
     return on_message
 
 
-async def test_nothing_is_delivered_after_close(line: tuple[Socket, Socket]) -> None:
-    pull, push = line
+async def test_nothing_is_delivered_after_close(channel: tuple[Socket, Socket]) -> None:
+    pull, push = channel
     inbox = Inbox()
     receiver = AsyncReceiver(pull, inbox.on_message)
     push.send(b"x")
@@ -137,8 +139,8 @@ async def test_nothing_is_delivered_after_close(line: tuple[Socket, Socket]) -> 
     assert not inbox.messages
 
 
-async def test_closing_from_the_callback_keeps_the_rest_in_the_socket(line: tuple[Socket, Socket]) -> None:
-    pull, push = line
+async def test_closing_from_the_callback_keeps_the_rest_in_the_socket(channel: tuple[Socket, Socket]) -> None:
+    pull, push = channel
     for _ in range(3):
         push.send(b"x")
     inbox = Inbox()
@@ -154,9 +156,9 @@ async def test_closing_from_the_callback_keeps_the_rest_in_the_socket(line: tupl
     assert pull.poll(int(DEADLINE_S * 1_000))
 
 
-def test_a_receiver_outlives_its_loop_without_a_complaint(line: tuple[Socket, Socket]) -> None:
+def test_a_receiver_outlives_its_loop_without_a_complaint(channel: tuple[Socket, Socket]) -> None:
     async def make() -> AsyncReceiver:
-        return AsyncReceiver(line[0], lambda _: None)
+        return AsyncReceiver(channel[0], lambda _: None)
 
     asyncio.run(make()).close()
 
@@ -165,7 +167,7 @@ async def test_a_slow_reader_gets_every_byte_of_messages_of_all_sizes(make: Sock
     """A sender that reused its buffer would overwrite what ZeroMQ's I/O thread still reads."""
     num_messages = 5_000
     pull, push = make(zmq.PULL, high_water_mark=4), make(zmq.PUSH, high_water_mark=4)
-    connect(push, bind(pull, ipc_endpoint(run_dir, "line")))
+    connect(push, bind(pull, ipc_endpoint(run_dir, "channel")))
     inbox = Inbox()
     decoder = Decoder[UtilityRequest](UtilityRequest)
 

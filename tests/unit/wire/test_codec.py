@@ -85,7 +85,7 @@ def is_survived(decoder: Decoder[Any], frame: bytes) -> bool:
 
 
 @pytest.mark.parametrize("make", DECODERS)
-def test_each_message_of_a_line_comes_back_equal(make: Callable[[], Decoder[Any]]) -> None:
+def test_each_message_of_a_channel_comes_back_equal(make: Callable[[], Decoder[Any]]) -> None:
     decoder = make()
     for message in EXAMPLES[make]:
         assert decoder.decode(encode(message)) == message
@@ -145,7 +145,7 @@ def test_ids_that_fit_no_routing_id_are_refused() -> None:
         assert not is_survived(codec.report_decoder(), encode(report))
 
 
-def test_a_message_of_another_line_is_refused() -> None:
+def test_a_message_of_another_channel_is_refused() -> None:
     assert not is_survived(codec.report_decoder(), encode(EXAMPLES[codec.channel_decoder][0]))
 
 

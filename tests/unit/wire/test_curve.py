@@ -54,7 +54,7 @@ def guarded() -> Iterator[Guarded]:
 
 
 def knock(make: Sockets, endpoint: str, security: WireSecurity | None, *messages: bytes) -> None:
-    """Connect and say something."""
+    """Connect and send something."""
     push = make(zmq.PUSH, security=security)
     connect(push, endpoint)
     for message in messages:
@@ -69,7 +69,7 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("keys", STRANGERS.values(), ids=STRANGERS.keys())
-def test_a_stranger_is_turned_away_and_members_go_on(
+def test_a_peer_without_the_key_is_turned_away_and_members_go_on(
     make: Sockets, guarded: Guarded, keys: WireSecurity | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
@@ -81,7 +81,7 @@ def test_a_stranger_is_turned_away_and_members_go_on(
     assert sum("refused a peer" in record.message for record in caplog.records) == 1
 
 
-def test_a_stranger_who_subscribes_hears_nothing(make: Sockets) -> None:
+def test_a_subscriber_without_the_key_hears_nothing(make: Sockets) -> None:
     publisher = make(zmq.XPUB, security=KEYS)
     authenticator = ZapAuthenticator(make.context, KEYS, {"state": publisher})
     endpoint = bind(publisher, LOOPBACK)
@@ -97,7 +97,7 @@ def test_a_stranger_who_subscribes_hears_nothing(make: Sockets) -> None:
     assert not any(hopeful.poll(0) for hopeful in hopefuls)
 
 
-def test_a_member_says_nothing_to_a_server_that_is_not_ours(make: Sockets) -> None:
+def test_a_member_sends_nothing_to_a_server_that_is_not_ours(make: Sockets) -> None:
     impostor = Guarded(FOREIGN)
     knock(make, impostor.endpoint, KEYS, b"hello")
     eventually(lambda: impostor.num_refused)
@@ -118,8 +118,8 @@ def test_requests_and_handshakes_pass_over_a_router_with_keys(make: Sockets) -> 
     assert dealer.recv() == b"add"
 
 
-def test_without_a_doorkeeper_nobody_is_let_in(make: Sockets) -> None:
-    """Were there a moment without one, ZeroMQ would let anybody in who knows the server's key, unless told not to."""
+def test_without_an_authenticator_nobody_is_let_in(make: Sockets) -> None:
+    """Were there a moment without one, ZeroMQ's default would let anybody in who knows the server's key."""
     unguarded = Guarded(is_guarded=False)
     knock(make, unguarded.endpoint, KEYS, b"hello")
     assert not unguarded.socket.poll(300)
@@ -140,9 +140,9 @@ def test_random_bytes_and_half_open_connections_keep_nobody_out(make: Sockets, g
 
 
 def test_keys_are_not_shown_and_engines_do_not_get_the_servers_secret() -> None:
-    told = KEYS.for_connecting()
-    assert told.server_secret is None
-    assert told.member_secret == KEYS.member_secret
+    spec_keys = KEYS.for_connecting()
+    assert spec_keys.server_secret is None
+    assert spec_keys.member_secret == KEYS.member_secret
     secrets = (KEYS.server_secret, KEYS.member_secret, KEYS.server_public, KEYS.member_public)
     assert not any(str(secret) in repr(KEYS) + str(KEYS) + f"{[KEYS]}" for secret in secrets)
     assert msgspec.json.decode(msgspec.json.encode(KEYS), type=WireSecurity) == KEYS

@@ -11,12 +11,12 @@ def test_each_kind_is_counted_and_logged_once_per_peer(caplog: pytest.LogCapture
     drop_counter = DropCounter()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            drop_counter.drop("malformed_outputs", "the output line", ValueError("no map"))
+            drop_counter.drop("malformed_outputs", "the output channel", ValueError("no map"))
             drop_counter.drop("stale_outputs", "0.1")
             drop_counter.drop("stale_outputs", "0.2")
     assert drop_counter.counts == {"malformed_outputs": 3, "stale_outputs": 6}
     assert [record.message.split(";")[0] for record in caplog.records] == [
-        "dropped malformed outputs from the output line: no map",
+        "dropped malformed outputs from the output channel: no map",
         "dropped stale outputs from 0.1",
         "dropped stale outputs from 0.2",
     ]

@@ -25,7 +25,7 @@ def test_no_identity_begins_with_a_zero_byte() -> None:  # ZeroMQ keeps those fo
     assert EngineId(0, 0).to_identity()[0] != 0
 
 
-def test_a_later_life_of_a_seat_sorts_behind_the_earlier_one() -> None:
+def test_a_later_engine_of_a_rank_sorts_behind_the_earlier_one() -> None:
     assert EngineId(1, 1) < EngineId(1, 2) < EngineId(2, 1)
     assert str(EngineId(1, 2)) == "1.2"
 

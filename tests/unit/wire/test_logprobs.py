@@ -30,7 +30,7 @@ def test_later_tokens_join_behind_earlier_ones() -> None:
     assert packed(1, first) + packed(1, second) == packed(1, first, second)
 
 
-def test_without_best_tokens_only_the_chosen_ones_are_told() -> None:
+def test_without_best_tokens_there_are_only_the_chosen_ones() -> None:
     assert [tuple(p) for p in packed(0, (-1.0, [], []), (-2.0, [], [])).positions()] == [(-1.0, (), ()), (-2.0, (), ())]
 
 

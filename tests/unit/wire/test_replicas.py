@@ -22,7 +22,7 @@ ALIVE, DEAD = ReplicaState.ALIVE, ReplicaState.DEAD
         ([ReplicaInfo(EngineId(1, 0), DEAD)], False),  # its predecessor
     ],
 )
-def test_who_has_ended_is_said_by_the_seats(replicas: list[ReplicaInfo], ended: bool) -> None:
+def test_the_replicas_show_who_has_ended(replicas: list[ReplicaInfo], ended: bool) -> None:
     assert any_has_ended([E1], replicas_by_rank(replicas)) is ended
 
 

@@ -1,4 +1,4 @@
-"""Sockets are born with their options, name what is wrong with an address, and say what became of a send."""
+"""Sockets are made with their options, name what is wrong with an address, and return what became of a send."""
 
 import re
 from pathlib import Path
@@ -94,7 +94,7 @@ def test_a_send_to_an_unknown_engine_is_not_connected(make: Sockets) -> None:
 def test_a_send_to_an_engine_that_does_not_read_ends_up_full(make: Sockets, run_dir: Path) -> None:
     router = make(zmq.ROUTER, high_water_mark=1)
     dealer = make(zmq.DEALER, identity=IDENTITY, high_water_mark=1)
-    connect(dealer, bind(router, ipc_endpoint(run_dir, "line")))
+    connect(dealer, bind(router, ipc_endpoint(run_dir, "channel")))
     dealer.send(b"hello")
     assert router.poll(WAIT_MS)
     outcomes = [send_nowait(router, [IDENTITY, b"x" * 100_000]) for _ in range(1_000)]

@@ -20,10 +20,10 @@ LARGE = COPY_BELOW_BYTES
 
 
 @pytest.fixture
-def line(make: Sockets, run_dir: Path) -> tuple[Socket, Socket]:
+def channel(make: Sockets, run_dir: Path) -> tuple[Socket, Socket]:
     """Return a PULL and the PUSH connected to it."""
     pull, push = make(zmq.PULL), make(zmq.PUSH)
-    connect(push, bind(pull, ipc_endpoint(run_dir, "line")))
+    connect(push, bind(pull, ipc_endpoint(run_dir, "channel")))
     return pull, push
 
 
@@ -40,16 +40,16 @@ def wait_drained(tracked: TrackedSends) -> None:
     assert tracked.statistics() == {"pending_messages": 0, "pending_bytes": 0}
 
 
-def test_small_frames_are_copied_and_nothing_is_pending(line: tuple[Socket, Socket]) -> None:
-    pull, push = line
+def test_small_frames_are_copied_and_nothing_is_pending(channel: tuple[Socket, Socket]) -> None:
+    pull, push = channel
     tracked = TrackedSends()
     assert tracked.send_nowait(push, [b"head", b"x" * (LARGE - 1)]) is SendOutcome.ACCEPTED
     assert len(tracked) == 0
     assert [bytes(frame) for frame in receive(pull)] == [b"head", b"x" * (LARGE - 1)]
 
 
-def test_a_message_is_pending_until_all_its_frames_are_let_go(line: tuple[Socket, Socket]) -> None:
-    pull, push = line
+def test_a_message_is_pending_until_all_its_frames_are_let_go(channel: tuple[Socket, Socket]) -> None:
+    pull, push = channel
     tracked = TrackedSends()
     frames = [b"head", b"a" * LARGE, b"b" * (8 * 1024 * 1024), b"tail"]
     assert tracked.send_nowait(push, frames) is SendOutcome.ACCEPTED
@@ -58,8 +58,8 @@ def test_a_message_is_pending_until_all_its_frames_are_let_go(line: tuple[Socket
     wait_drained(tracked)
 
 
-def test_a_full_table_copies_instead_of_growing(line: tuple[Socket, Socket]) -> None:
-    _, push = line
+def test_a_full_table_copies_instead_of_growing(channel: tuple[Socket, Socket]) -> None:
+    _, push = channel
     tracked = TrackedSends(max_bytes=20 * LARGE)
     tracked.send_nowait(push, [b"x" * (20 * LARGE)])
     assert tracked.is_full
@@ -83,8 +83,8 @@ def test_what_a_closed_socket_never_sent_is_let_go(make: Sockets, run_dir: Path)
     wait_drained(tracked)
 
 
-def test_nothing_is_changed_on_the_way_whatever_the_sizes(line: tuple[Socket, Socket]) -> None:
-    pull, push = line
+def test_nothing_is_changed_on_the_way_whatever_the_sizes(channel: tuple[Socket, Socket]) -> None:
+    pull, push = channel
     rng = random.Random(1)
     tracked = TrackedSends()
     sent = []
@@ -100,8 +100,8 @@ def test_nothing_is_changed_on_the_way_whatever_the_sizes(line: tuple[Socket, So
     wait_drained(tracked)
 
 
-def test_frames_behind_the_first_are_views_that_outlive_their_message(line: tuple[Socket, Socket]) -> None:
-    pull, push = line
+def test_frames_behind_the_first_are_views_that_outlive_their_message(channel: tuple[Socket, Socket]) -> None:
+    pull, push = channel
     push.send_multipart([b"head", b"x" * 100_000, b""])
     head, tensor, empty = receive(pull)
     assert isinstance(head, bytes)
@@ -112,8 +112,8 @@ def test_frames_behind_the_first_are_views_that_outlive_their_message(line: tupl
     assert bytes(empty) == b""
 
 
-def test_a_message_of_too_many_frames_is_cut_and_the_next_one_is_whole(line: tuple[Socket, Socket]) -> None:
-    pull, push = line
+def test_a_message_of_too_many_frames_is_cut_and_the_next_one_is_whole(channel: tuple[Socket, Socket]) -> None:
+    pull, push = channel
     shared = bytes(MAX_MESSAGE_BYTES // 4)
     TrackedSends().send_nowait(push, [b"head", *[shared] * 6])
     push.send(b"next")
