@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from engine.model.expert_weights import find_experts
+from engine.parallel.epoch import exchange_headers
 from engine.parallel.experts import (
     CallRecorder,
     ExpertsCall,
@@ -20,7 +21,7 @@ from engine.parallel.experts import (
     compute_rows,
     replay,
 )
-from engine.parallel.header import StepHeader, exchange_headers
+from engine.parallel.group_member import StepHeader
 from tests.unit.parallel.fake_group import PATIENCE_S, FakeGroup, FakeTransport, OutOfStepError
 from tests.unit.parallel.members import run_members
 from tests.unit.runner.families import FAMILIES
@@ -277,7 +278,7 @@ def test_what_was_under_way_when_a_step_broke_is_waited_for_by_nobody() -> None:
     rows.close()
     with pytest.raises(OutOfStepError, match="waits alone"):
         shared.compute(_Doubler(), torch.ones(1, 1), torch.tensor([[0, 1]]), torch.ones(1, 2))
-    shared.let_go()
+    shared.abandon()
     shared.end()
 
 

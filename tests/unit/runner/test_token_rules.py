@@ -6,9 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from engine.runner.bad_words import BadWords
-from engine.runner.penalties import TokenCounts
-from engine.runner.rules import TokenRules
+from engine.runner.token_rules import BadWords, TokenCounts, TokenRules
 from tests.unit.runner.sampling import EOS, expected_scores, logits, params, sequence, tokens
 
 PROMPT = [3, 3, 17]
