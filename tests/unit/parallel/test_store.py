@@ -34,8 +34,22 @@ def test_what_one_sets_another_gets(server: StoreServer) -> None:
     other.close()
 
 
+def test_a_key_that_is_not_set_yet_is_sent_to_whoever_waits_for_it() -> None:
+    keys = KeyTable()
+    assert keys.handle(b"early", [b"get", b"k", b""]) == []
+    assert keys.handle(b"other", [b"get", b"another", b""]) == []
+    assert keys.handle(b"late", [b"set", b"k", b"1"]) == [(b"late", b""), (b"early", b"1")]
+    assert keys.handle(b"late", [b"set", b"k", b"2"]) == [(b"late", b"")], "once"
+
+
 def test_who_comes_early_waits(server: StoreServer) -> None:
-    early, late = client(server), client(server)
+    is_waiting = threading.Event()
+
+    def must_leave() -> bool:  # polled when a reply has not come for a while
+        is_waiting.set()
+        return False
+
+    early, late = GroupStore(server.endpoint, 30.0, must_leave), client(server)
     got: list[bytes] = []
 
     def wait() -> None:
@@ -44,6 +58,7 @@ def test_who_comes_early_waits(server: StoreServer) -> None:
 
     waiting = threading.Thread(target=wait)
     waiting.start()
+    assert is_waiting.wait(30)
     late.set("b", b"2")
     late.set("a", b"1")
     waiting.join(30)
@@ -108,14 +123,14 @@ def test_keys_are_bounded_and_the_oldest_goes() -> None:
     assert keys.handle(b"peer", [b"get", b"5", b""]) == [(b"peer", b"")]
 
 
-def test_a_stranger_does_not_end_the_server(server: StoreServer) -> None:
+def test_malformed_requests_do_not_end_the_server(server: StoreServer) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    stranger = context.socket(zmq.DEALER)
-    stranger.connect(server.endpoint)
+    unknown = context.socket(zmq.DEALER)
+    unknown.connect(server.endpoint)
     for frames in ([b""], [b"\xff" * 100] * 7, [b"get", b"\xff\xfe", b""], [b"set", b"k", b"x" * 100_000]):
-        stranger.send_multipart(frames)
-    stranger.send_multipart([b"set", b"k", b""])
-    assert stranger.poll(20_000), "an answer to what made sense"
+        unknown.send_multipart(frames)
+    unknown.send_multipart([b"set", b"k", b""])
+    assert unknown.poll(20_000), "an answer to what made sense"
     context.destroy(linger=0)
     store = client(server)
     assert store.get("k") == b""

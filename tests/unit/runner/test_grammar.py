@@ -1,4 +1,4 @@
-"""Outputs stay within their grammar, whatever the scores; a grammar that cannot be matched ends its own request."""
+"""Outputs stay within their grammar, whatever the logits; a grammar that cannot be matched ends its own request."""
 
 import json
 import re
