@@ -62,7 +62,7 @@ class KeyTable:
         return []
 
     def _release(self, key: str) -> list[tuple[bytes, bytes]]:
-        """Reply to the peers that wait for a key, if it is set."""
+        """Return the replies to all peers that wait for a key, if it is set."""
         while len(self._values) > MAX_KEYS:
             del self._values[next(iter(self._values))]
         if key not in self._values:
