@@ -94,8 +94,8 @@ def exchange_headers(transport: Transport, header: StepHeader) -> list[StepHeade
     """
     num = transport.num_members
     mine = torch.tensor([header] * num, dtype=torch.int64)
-    everybody: Sequence[Sequence[int]] = all_to_all(transport, mine, [1] * num, [1] * num).tolist()
-    return [StepHeader(*row) for row in everybody]
+    rows: Sequence[Sequence[int]] = all_to_all(transport, mine, [1] * num, [1] * num).tolist()
+    return [StepHeader(*row) for row in rows]
 
 
 def close_aside(group: EpochGroup) -> None:

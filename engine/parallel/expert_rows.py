@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # transformers with it, seconds that a sim rank need not take
 class ExpertRows:
     """Experts of every layer on a device. expert_ids: ascending, as the rows of ``tensors``.
 
-    tensors: empty where nothing was read, because the rank was asleep when they were asked for.
+    tensors: empty where nothing was read, because the rank was asleep when they were prepared.
     """
 
     expert_ids: tuple[int, ...]

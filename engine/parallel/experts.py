@@ -189,9 +189,9 @@ class SharedExperts:
         if sum(self._sizes) == len(hidden):  # no other member has tokens
             self._under_way = dispatch
             return hidden, top_k_index, top_k_weights
-        everybody = dispatch.wait()
+        all_rows = dispatch.wait()
         self._finish_exchange()
-        return _unpack(everybody, hidden, top_k_index, top_k_weights)
+        return _unpack(all_rows, hidden, top_k_index, top_k_weights)
 
     def _combine(self, mine: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """Send all members the parts of their tokens; return the sum of the parts of this member's own."""

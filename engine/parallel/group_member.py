@@ -54,7 +54,7 @@ def leaves_below(state: GroupState) -> int:
     """Return the epoch below which every group is to be left, out of a collective even; 0: none."""
     if state.proposal is None:
         return 0
-    # A direct proposal calls everybody. A planned one is made when all members step in what is committed: a rank that
+    # A direct proposal calls all members. A planned one is made when all members step in what is committed: a rank that
     # is in an older group then, a leaving rank that is to stay after all perhaps, waits there for nobody.
     return state.proposal.epoch if state.direct else state.committed.epoch
 

@@ -199,7 +199,7 @@ def form_transports(
     store_endpoint: of the store all members name. prefix: names this attempt; never used twice.
 
     Raises:
-        GroupBrokenError: not everybody came in time, somebody died, or the prefix was used before.
+        GroupBrokenError: not all members came in time, one died, or the prefix was used before.
     """
     store = GroupStore(store_endpoint, _RENDEZVOUS_TIMEOUT_S, must_leave)
     try:
@@ -230,7 +230,7 @@ def _form_groups(
 
 
 def _claim(store: GroupStore, prefix: str, index: int) -> None:
-    """Refuse a prefix that was used before: addresses of that attempt are still in the store, and nobody is there."""
+    """Refuse a prefix that was used before: its addresses are still in the store, and lead nowhere."""
     if store.add(f"{prefix}/members/{index}", 1) > 1:
         raise GroupBrokenError(f"the group {prefix} was formed before, or member {index} is there twice")
 

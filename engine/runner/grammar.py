@@ -1,7 +1,7 @@
 """Structured output: masks that keep outputs within a grammar, from llguidance's matchers.
 
 A grammar compiles in a thread while the first forward pass of its sequence runs. A matcher follows each sequence and
-says before every draw which tokens the grammar allows next.
+gives, before every draw, the tokens that the grammar allows next.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """What a loaded model is, found by running one token: the shape of its layers, and its optional features.
 
-Configurations would say less: every family names its head counts and sizes differently, and some take or give less than
-their signatures promise.
+Configurations are no substitute: every family names its head counts and sizes differently, and some take or give less
+than their signatures promise.
 """
 
 import inspect

@@ -67,7 +67,7 @@ class Sampler:
         tokens, states = _choose(logits, sequences)
         logprobs = {} if raw is None else raw.logprobs_of(tokens)
         token_ids, codes = torch.stack([tokens, states]).tolist()  # where the host waits for the device
-        # Why a grammar cannot go on says more than that nothing is left to choose.
+        # Of two reasons the grammar's is kept: it is the more precise one.
         failures = {row: _FAILURES[code] for row, code in enumerate(codes) if code != _VALID} | failures
         return self._samples(sequences, token_ids, failures, logprobs)
 
