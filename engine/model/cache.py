@@ -1,4 +1,4 @@
-"""The user's cache folder: files made once out of a model, whole or not there at all. Imports no torch."""
+"""The user's cache folder: folders made once out of a model, each there whole or not at all. Imports no torch."""
 
 import contextlib
 import fcntl
@@ -23,11 +23,11 @@ def default_cache_dir() -> Path:
 def cached_name(model: ResolvedModel, *variant: str) -> str:
     """Return the folder name for something made out of a model.
 
-    It carries a hash of path, size and modification time of the source: a changed model gets another name, so a folder
-    that exists is fresh. A hub name counts as unchanged for as long as its folder is there.
+    A changed model gets another name, so a folder that exists is fresh. A hub name counts as unchanged for as long as
+    its folder is there.
     """
     digest = hashlib.sha256(repr((_FORMAT, model.path, _stamps(model), variant)).encode()).hexdigest()[:16]
-    # Not the display name: the same model may be asked for by its known name and, by another process, by its path.
+    # Not the display name: one process may name the model by its known name, and another one by its path.
     title = Path(model.gguf_file).stem if model.gguf_file else Path(model.path).name
     readable = "".join(c if c.isalnum() or c in ".-_" else "-" for c in title)
     return "-".join([readable, *variant, digest])
@@ -37,7 +37,7 @@ def cached_name(model: ResolvedModel, *variant: str) -> str:
 def making_folder(folder: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes ``folder`` when the body succeeds, and vanishes when it fails.
 
-    When somebody else finished the same folder meanwhile, theirs stays.
+    When another process finished the same folder meanwhile, its folder stays.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
@@ -45,7 +45,7 @@ def making_folder(folder: Path) -> Iterator[Path]:
         yield made
         made.chmod(0o755)
         made.rename(folder)
-    except OSError:
+    except OSError:  # a rename onto a folder that is not empty is one
         if not folder.is_dir():
             raise
     finally:
@@ -54,7 +54,8 @@ def making_folder(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Hold a lock on ``folder`` against other processes of this machine; it ends with its holder, however that ends."""
+    """Hold a lock on ``folder`` against other processes of this machine."""
+    # A lock of the kernel on an open file ends with its holder, however that ends; a lock file would stay.
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Reads a mixture-of-experts checkpoint in parts: the dense weights, or some experts of every layer.
+"""A mixture-of-experts checkpoint that is read in parts: the dense weights, or some experts of every layer.
 
 A rank of an expert-parallel group never holds, and never reads, experts it does not own. The library's own loader
 builds the whole model and fills what is missing with random numbers, so its conversion step is driven directly here.
@@ -24,7 +24,7 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 from engine.wire.errors import StartupError
 
 ExpertTensors = Mapping[str, Mapping[str, torch.Tensor]]
-"""Name of an experts module -> name of its parameter -> the rows of the experts asked for, [num_experts, ...]."""
+"""Name of an experts module -> name of its parameter -> the rows of the chosen experts, [num_experts, ...]."""
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -32,7 +32,7 @@ _ONE_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 class ExpertCheckpoint:
-    """A checkpoint in safetensors, local or from the hub. Tensors are read when they are asked for.
+    """A checkpoint in safetensors, local or from the hub. Tensors are read when they are needed.
 
     num_experts: experts of each layer; every layer with experts has the same number. expert_bytes: memory of one
     expert in all layers.
@@ -60,11 +60,14 @@ class ExpertCheckpoint:
         expert_names = set(_resize_experts(model, self.num_experts, 0))
         self._fill(model, ())
         missing = {name for name, tensor in model.state_dict().items() if tensor.is_meta} - expert_names
-        for name in expert_names:
+        for (
+            name
+        ) in expert_names:  # without rows, but no longer without memory: rows are installed by exchanging ``data``
             owner, _, parameter = name.rpartition(".")
             meta = model.get_parameter(name)
             setattr(model.get_submodule(owner), parameter, nn.Parameter(torch.empty_like(meta, device="cpu")))
         model.tie_weights()
+        # Tied weights lie in the checkpoint once, so what was missing before may be there now.
         missing = {name for name in missing if model.state_dict()[name].is_meta}
         if missing:
             raise StartupError(f"{self._path} lacks the weights {', '.join(sorted(missing)[:5])}")
@@ -81,7 +84,7 @@ class ExpertCheckpoint:
         model = copy.deepcopy(self._empty)
         names = _resize_experts(model, self.num_experts, len(owned))
         if owned:
-            self._check_there(owned)
+            self._check_present(owned)
             self._fill(model, owned)
         tensors: dict[str, dict[str, torch.Tensor]] = {}
         for name in names:
@@ -92,8 +95,9 @@ class ExpertCheckpoint:
             tensors.setdefault(owner, {})[parameter] = tensor if owned else torch.empty_like(tensor, device="cpu")
         return tensors
 
-    def _check_there(self, owned: Sequence[int]) -> None:
-        """Name an expert that is missing where each has tensors of its own; the conversion would only miscount."""
+    def _check_present(self, owned: Sequence[int]) -> None:
+        """Raise for an expert that is missing where each has tensors of its own."""
+        # The conversion step would only miscount, and not name it.
         held: dict[tuple[str, str], set[int]] = {}
         with ExitStack() as stack:
             for name, _ in self._open(stack):
@@ -101,8 +105,8 @@ class ExpertCheckpoint:
                 if one is not None:
                     held.setdefault((name[: one.start()], name[one.end() :]), set()).add(int(one.group(1)))
         for (layer, parameter), experts in held.items():
-            for expert in sorted(set(owned) - experts):
-                raise StartupError(f"{self._path} lacks expert {expert} of {layer}: its {parameter}")
+            if missing := set(owned) - experts:
+                raise StartupError(f"{self._path} lacks expert {min(missing)} of {layer}: its {parameter}")
 
     def _fill(self, model: Any, owned: Sequence[int]) -> None:
         """Read weights into a model: those of the owned experts, or without any the dense ones."""
@@ -198,7 +202,7 @@ def _fused_names(model: Any) -> set[str]:
 
 
 def _select(name: str, tensor: Any, fused: Set[str], owned: Sequence[int]) -> Any | None:
-    """Return what of one checkpoint tensor is wanted: dense ones when no expert is, else the owned experts' part.
+    """Return what of one checkpoint tensor is needed: dense ones when no expert is, else the owned experts' part.
 
     fused: names of the tensors that hold all experts of a layer.
     """

@@ -1,6 +1,6 @@
-"""Writes a model's tokenizer and limits as plain files: ``python -m engine.model.export`` with an ExportSpec on stdin.
+"""The tokenizer export: ``python -m engine.model.export`` writes a model's tokenizer and limits as plain files.
 
-API processes read these files with the small tokenizers library, so that no API process loads torch.
+API processes read these files with the small tokenizers library, so that none of them loads torch.
 """
 
 import logging
@@ -11,14 +11,13 @@ from typing import Any
 import msgspec
 
 from engine.model.cache import making_folder
-from engine.model.names import ResolvedModel, resolve_model
-from engine.model.source import load_failure, source_arguments
+from engine.model.model_info import ModelInfo
+from engine.model.names import ResolvedModel, load_failure, resolve_model, source_arguments
 from engine.model.tokenizer_files import (
     INFO_FILE,
     TOKENIZER_FILE,
     ExportReady,
     ExportSpec,
-    ModelInfo,
     export_folder,
     tokenizer_folder,
 )
@@ -41,7 +40,7 @@ def export(spec: ExportSpec) -> ExportReady:
     cache_dir = None if spec.cache_dir is None else Path(spec.cache_dir)
     ready = tokenizer_folder(resolved, cache_dir)
     if ready is not None:
-        return ExportReady(tokenizer_dir=str(ready), written=False)
+        return ExportReady(tokenizer_dir=str(ready))
     folder = export_folder(resolved, cache_dir)
     try:
         with making_folder(folder) as made:
@@ -50,7 +49,7 @@ def export(spec: ExportSpec) -> ExportReady:
         raise StartupError(
             f"the tokenizer of {resolved.display_name} cannot be written to {folder}: {error}"
         ) from error
-    return ExportReady(tokenizer_dir=str(folder), written=True)
+    return ExportReady(tokenizer_dir=str(folder))
 
 
 def main() -> int:
@@ -80,7 +79,7 @@ def _read_model(resolved: ResolvedModel) -> tuple[Any, ModelInfo]:
     # Imported here, not above: an export that finds fresh files takes 0.1 s instead of 5.
     from transformers import AutoConfig, AutoTokenizer
 
-    from engine.model.description import describe
+    from engine.model.model_info import describe
 
     source = source_arguments(resolved)
     try:
@@ -92,12 +91,12 @@ def _read_model(resolved: ResolvedModel) -> tuple[Any, ModelInfo]:
 
 
 def _generation_config(path: str) -> Any | None:
-    """Return what the checkpoint says about generation; many name the end of a chat turn only there."""
+    """Return the generation configuration of a checkpoint; None when it has none."""
     from transformers import GenerationConfig
 
     try:
         return GenerationConfig.from_pretrained(path)
-    except OSError:  # the checkpoint has none
+    except OSError:
         return None
 
 

@@ -1,20 +1,23 @@
-"""Loads any decoder that transformers knows, with the device and number format the configuration asks for."""
+"""The loader: any decoder that transformers knows, with the device and number format the configuration names.
+
+The weights of a GGUF file are unpacked once and kept: the library takes half a minute for what then takes a second.
+"""
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GgufConfig
 
 from engine.config.engine_config import ModelConfig
-from engine.model.conversion import unpack, unpacked_weights
-from engine.model.description import describe
-from engine.model.names import ResolvedModel, resolve_model
+from engine.interfaces.engine_core import OnProgress
+from engine.model.cache import cached_name, default_cache_dir, making_folder, one_at_a_time
+from engine.model.model_info import ModelInfo, describe
+from engine.model.names import ResolvedModel, load_failure, resolve_model, source_arguments
 from engine.model.placement import computes_natively, select_device, select_dtype
-from engine.model.progress import OnProgress, progress_bars_to
-from engine.model.source import load_failure
-from engine.model.tokenizer_files import ModelInfo
+from engine.model.progress import progress_bars_to
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ def load_model(config: ModelConfig, attention: str, on_progress: OnProgress) -> 
         with progress_bars_to(on_progress, 0.1, 0.9):
             model = _read(resolved, dtype, device, attention, on_progress)
         on_progress(f"moving weights to {device}", 0.9)
+        # Only where nobody chose the checkpoint's format: float32 holds the same values and is multiplied faster.
         if dtype is None and not computes_natively(device, model.dtype):
             model = model.float()
         model = model.requires_grad_(requires_grad=False).to(device)
@@ -70,4 +74,35 @@ def _read(
             return unpack(resolved, dtype, attention)
     return AutoModelForCausalLM.from_pretrained(
         path, dtype=dtype or "auto", attn_implementation=attention, trust_remote_code=False
+    )
+
+
+def unpacked_weights(model: ResolvedModel, dtype: torch.dtype, on_progress: OnProgress) -> Path:
+    """Return a folder with the weights of a GGUF model as safetensors of ``dtype``, made now if need be.
+
+    Of several ranks that start together one unpacks and the others wait for it.
+
+    Raises:
+        OSError: the cache folder cannot be written, or the file cannot be read.
+        ValueError: the library does not know the file's architecture.
+    """
+    folder = default_cache_dir() / "weights" / cached_name(model, str(dtype).removeprefix("torch."))
+    if folder.is_dir():
+        return folder
+    on_progress("unpacking the GGUF file (once)", 0.05)
+    with one_at_a_time(folder):
+        if not folder.is_dir():  # another rank may have made it while this one waited
+            with making_folder(folder) as made:
+                unpack(model, dtype).save_pretrained(made)
+    return folder
+
+
+def unpack(model: ResolvedModel, dtype: torch.dtype, attention: str | None = None) -> Any:
+    """Return the model straight from its GGUF file, every weight unpacked."""
+    return AutoModelForCausalLM.from_pretrained(
+        model.path,
+        dtype=dtype,
+        attn_implementation=attention,
+        quantization_config=GgufConfig(dequantize=True),  # packed weights need kernels downloaded from the hub
+        **source_arguments(model),
     )

@@ -1,15 +1,21 @@
-"""What a user may call a model, and where its files are. Imports neither torch nor the packages it looks for."""
+"""Names of models: what a user may call one, where its files are, and how it is named to the loading library.
+
+Imports neither torch nor the packages it looks for.
+"""
 
 import re
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from engine.wire.errors import StartupError
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
+_MAX_REASON = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +23,7 @@ class ResolvedModel:
     """Where a model is.
 
     path: absolute path of a local folder, or a hub name. gguf_file: file name inside that folder; None otherwise.
-    display_name: what the model is called towards users. is_local: ``path`` is a folder of this machine.
+    display_name: the name shown to users. is_local: ``path`` is a folder of this machine.
     """
 
     path: str
@@ -48,7 +54,7 @@ KNOWN_MODELS: Mapping[str, _PackagedModel] = MappingProxyType(
 
 
 def resolve_model(name: str, gguf_file: str | None = None) -> ResolvedModel:
-    """Find the model that ``name`` means: known name, local folder, local ``.gguf`` file, else hub name.
+    """Return the model that ``name`` stands for: known name, local folder, local ``.gguf`` file, else hub name.
 
     A local path wins over a hub name of the same spelling. A hub name is only checked for its shape; the engine
     loads it. gguf_file: file name inside the folder ``name``.
@@ -59,12 +65,13 @@ def resolve_model(name: str, gguf_file: str | None = None) -> ResolvedModel:
     if name in KNOWN_MODELS:
         return _resolve_known(name)
     path = Path(name).expanduser()
+    # Before hub names, so that offline use never depends on the hub.
     if name and path.is_dir():
         return _resolve_folder(path.resolve(), gguf_file)
     if path.is_file():
         return _resolve_file(path)
     if _looks_like_path(name) or not _HUB_NAME.fullmatch(name):
-        raise StartupError(f"model {name!r} does not exist; --model takes {_what_is_taken()}")
+        raise StartupError(f"model {name!r} does not exist; --model takes {_accepted_names()}")
     return ResolvedModel(path=name, gguf_file=gguf_file, display_name=name, is_local=False)
 
 
@@ -88,7 +95,7 @@ def _resolve_folder(folder: Path, gguf_file: str | None) -> ResolvedModel:
 
 def _resolve_file(file: Path) -> ResolvedModel:
     if file.suffix.lower() != ".gguf":
-        raise StartupError(f"model file {file} is no .gguf file; --model takes {_what_is_taken()}")
+        raise StartupError(f"model file {file} is no .gguf file; --model takes {_accepted_names()}")
     folder = str(file.parent.resolve())  # not file.resolve(): in the hub's cache that is a blob without a name
     return ResolvedModel(path=folder, gguf_file=file.name, display_name=file.stem, is_local=True)
 
@@ -97,5 +104,28 @@ def _looks_like_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.endswith("/") or name.lower().endswith(".gguf")
 
 
-def _what_is_taken() -> str:
+def _accepted_names() -> str:
     return f"a folder, a .gguf file, a hub name (org/name) or one of: {', '.join(sorted(KNOWN_MODELS))}"
+
+
+# --- for the loading library ------------------------------------------------------------------------------------------
+
+
+def source_arguments(resolved: ResolvedModel) -> dict[str, Any]:
+    """Return the keywords every ``from_pretrained`` of this model takes. Code from checkpoints is never run."""
+    arguments: dict[str, Any] = {"trust_remote_code": False}
+    if resolved.gguf_file is not None:
+        arguments["gguf_file"] = resolved.gguf_file
+    return arguments
+
+
+def load_failure(resolved: ResolvedModel, error: Exception) -> StartupError:
+    """Return the error to raise when a model cannot be read: its name and the reason on one line of bearable length."""
+    reason = textwrap.shorten(str(error), _MAX_REASON, placeholder=" ...") or type(error).__name__
+    if resolved.is_local:
+        return StartupError(f"model {resolved.display_name} in {resolved.path} cannot be loaded: {reason}")
+    known = ", ".join(sorted(KNOWN_MODELS))
+    return StartupError(
+        f"model {resolved.display_name} is no local path and cannot be loaded from the hub: {reason} "
+        f"(known names: {known})"
+    )

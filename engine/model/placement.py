@@ -1,4 +1,4 @@
-"""Devices and number formats: what the configuration's words mean on this machine."""
+"""Device and number format: what the configuration's words for them mean on this machine."""
 
 import torch
 
@@ -8,7 +8,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def select_device(name: str) -> torch.device:
-    """Return the device a name means; ``auto`` is CUDA when there is one.
+    """Return the device that a name stands for; ``auto`` is CUDA when there is one.
 
     Raises:
         StartupError: no such device here.
@@ -37,7 +37,7 @@ def device_of_rank(name: str, rank: int) -> str:
 
 
 def select_dtype(name: str) -> torch.dtype | None:
-    """Return the number format a name means; None for ``auto``.
+    """Return the number format that a name stands for; None for ``auto``.
 
     Raises:
         StartupError: no such format.
@@ -50,10 +50,8 @@ def select_dtype(name: str) -> torch.dtype | None:
 
 
 def computes_natively(device: torch.device, dtype: torch.dtype) -> bool:
-    """Tell whether a device multiplies matrices of this format at full speed.
-
-    A CPU without the instructions still does it, 2-7 times slower than in float32, which holds the same values.
-    """
+    """Tell whether a device multiplies matrices of this format at full speed."""
+    # A CPU without the instructions still does it, 2-7 times slower than in float32, which holds the same values.
     if device.type != "cpu":
         return True
     if dtype == torch.bfloat16:

@@ -1,28 +1,25 @@
-"""Turns the loading library's progress bars into numbers a report can carry."""
+"""A reader of the loading library's progress bars, which turns them into numbers that a report can carry."""
 
 import contextlib
 import io
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TextIO
 
 from tqdm import tqdm
 from transformers.utils.logging import enable_progress_bar
 
-OnProgress = Callable[[str, float], None]
-"""Called with what is being done (for people) and how far loading is, 0..1."""
+from engine.interfaces.engine_core import OnProgress
 
 _BAR = re.compile(r"^\s*(?P<what>[^\r\n:%]*):\s+(?P<percent>\d{1,3})%\|")
 
 
 @contextlib.contextmanager
 def progress_bars_to(on_progress: OnProgress, start: float, end: float) -> Iterator[None]:
-    """Report every progress bar drawn inside as ``start..end``; everything else reaches standard error as before.
-
-    The library draws on ``sys.stderr`` and offers no hook for its GGUF conversion, the slowest part.
-    """
-    enable_progress_bar()  # type: ignore[no-untyped-call]  # whoever loads while others step has switched them off
+    """Report every progress bar drawn inside as ``start..end``; everything else reaches standard error as before."""
+    # The library draws on ``sys.stderr`` and offers no hook for its GGUF conversion, the slowest part.
+    enable_progress_bar()  # type: ignore[no-untyped-call]  # an expert-parallel rank of this process switches them off
     interval = tqdm.monitor_interval
     tqdm.monitor_interval = 0  # else the first bar starts a thread that watches bars for as long as the process lives
     try:

@@ -1,4 +1,7 @@
-"""Where the tokenizer files of a model are, so that an API process can read them without transformers or torch."""
+"""The tokenizer files of a model: where they are, and the messages of the process that exports them.
+
+API processes read these files, and so need neither transformers nor torch.
+"""
 
 from pathlib import Path
 
@@ -11,22 +14,8 @@ INFO_FILE = "model_info.json"
 TOKENIZER_FILE = "tokenizer.json"
 
 
-class ModelInfo(Struct, frozen=True, kw_only=True):
-    """What a model says about itself, as in ``model_info.json``.
-
-    max_model_len: prompt + output tokens it was made for; None when it names no limit.
-    eos_token_ids: tokens that end a sequence by themselves. architecture: class name in transformers.
-    """
-
-    architecture: str
-    vocab_size: int
-    max_model_len: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
-    bos_token_id: int | None = None
-
-
 class ExportSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``python -m engine.model.export`` gets on its standard input as JSON.
+    """The order to ``python -m engine.model.export``, as JSON on its standard input.
 
     model, gguf_file: as in ``ModelConfig``. cache_dir: folder below which the files go; None takes
     ``default_cache_dir()``.
@@ -38,10 +27,9 @@ class ExportSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ExportReady(Struct, frozen=True, kw_only=True):
-    """The one line ``python -m engine.model.export`` prints. written: False when fresh files were there already."""
+    """The result of ``python -m engine.model.export``, as one line of JSON on its standard output."""
 
     tokenizer_dir: str
-    written: bool
 
 
 def tokenizer_folder(model: ResolvedModel, cache_dir: Path | None = None) -> Path | None:

@@ -1,7 +1,7 @@
-"""The group of one epoch as one member has it: connections, experts, and how it comes to be beside the one in use."""
+"""The group of one epoch as one member has it: how it forms beside the one in use, and the headers it exchanges."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +9,8 @@ import torch
 
 from engine.core.lockstep import LockstepRunner
 from engine.parallel.expert_rows import PeerRows
-from engine.parallel.transport import Transport, form_transports
+from engine.parallel.group_member import StepHeader
+from engine.parallel.transport import Transport, all_to_all, form_transports
 from engine.wire.control import Membership
 from engine.wire.ids import EngineId
 
@@ -29,7 +30,7 @@ class EpochGroup:
 
     @property
     def num_entered(self) -> int:
-        """Return how many collectives this member has begun: whoever began the fewest is waited for."""
+        """Return how many collectives this member has begun: the member that began the fewest is the one waited for."""
         return self.headers.num_entered + self.rows.num_entered
 
     @property
@@ -38,7 +39,7 @@ class EpochGroup:
         return self.headers.collective_s + self.rows.collective_s
 
     def install(self, runner: LockstepRunner) -> "EpochGroup":
-        """Let the runner compute in this company, and return the group to step in.
+        """Let the runner compute in this group, and return the group to step in.
 
         It holds the experts no more: a runner that is put to sleep is to give their memory back.
         """
@@ -46,7 +47,7 @@ class EpochGroup:
         return replace(self, experts=None)
 
     def close(self) -> None:
-        """Let go of the connections. Takes 0.25 s beside healthy peers and 10 s beside a stopped one."""
+        """Close the connections. Takes 0.25 s beside healthy peers and 10 s beside a stopped one."""
         self.headers.close()
         self.rows.close()
 
@@ -62,10 +63,11 @@ def prepare_epoch(
     """Connect to the members of a group and get the experts this one shall hold; waits until all do the same.
 
     generation: of the coordinator that proposed it; with the epoch it names the attempt, which is never repeated.
-    host: the address by which peers reach this process. must_leave: asked while one of its collectives is waited for.
+    host: the address by which peers reach this process. must_leave: polled while one of its collectives is waited for.
 
     Raises:
-        GroupBrokenError: not everybody came. StartupError: the weights are not there.
+        GroupBrokenError: not all members came.
+        StartupError: the weights are not there.
     """
     index = membership.members.index(engine_id)
     headers, rows = form_transports(
@@ -82,6 +84,18 @@ def prepare_epoch(
     peers = PeerRows(headers, index, membership.held, placement) if any(membership.held) else None
     experts = runner.load_rows(placement[index], peers)
     return EpochGroup(membership, index, headers, rows, experts)
+
+
+def exchange_headers(transport: Transport, header: StepHeader) -> list[StepHeader]:
+    """Send every member this rank's header, and return the headers of all in the order of the members.
+
+    Raises:
+        GroupBrokenError: see ``Transport``.
+    """
+    num = transport.num_members
+    mine = torch.tensor([header] * num, dtype=torch.int64)
+    rows: Sequence[Sequence[int]] = all_to_all(transport, mine, [1] * num, [1] * num).tolist()
+    return [StepHeader(*row) for row in rows]
 
 
 def close_aside(group: EpochGroup) -> None:

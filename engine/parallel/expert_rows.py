@@ -1,4 +1,4 @@
-"""The experts a member holds, and how it gets others: from what it holds, from its peers, from the checkpoint."""
+"""The experts that a member holds in memory, and the transfer of experts between the members of a new group."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # transformers with it, seconds that a sim rank need not take
 class ExpertRows:
     """Experts of every layer on a device. expert_ids: ascending, as the rows of ``tensors``.
 
-    tensors: empty where nothing was read, because the rank was asleep when they were asked for.
+    tensors: empty where nothing was read, because the rank was asleep when they were prepared.
     """
 
     expert_ids: tuple[int, ...]
@@ -31,11 +31,11 @@ class ExpertRows:
         """Return these experts, ascending, each copied from here or from the first of ``others`` that has it."""
         wanted = tuple(sorted(expert_ids))
         sources = [self, *others]
-        places = [next(source for source in sources if expert in source.expert_ids) for expert in wanted]
+        chosen = [next(source for source in sources if expert in source.expert_ids) for expert in wanted]
 
         def collect(name: str, parameter: str, like: torch.Tensor) -> torch.Tensor:
             gathered = like.new_empty(len(wanted), *like.shape[1:])
-            for row, (expert, source) in enumerate(zip(wanted, places, strict=True)):
+            for row, (expert, source) in enumerate(zip(wanted, chosen, strict=True)):
                 gathered[row] = source.tensors[name][parameter][source.expert_ids.index(expert)]
             return gathered
 
@@ -43,10 +43,10 @@ class ExpertRows:
 
 
 class PeerRows:
-    """Lets the members of a group that is being prepared hand each other the experts they will need.
+    """The transfer of experts between the members of a group that is being prepared.
 
-    Beside the steps that go on, and over the group's own connections, which nobody uses yet. All members take part,
-    those with nothing to give or to take too. An expert nobody held is nobody's to give.
+    It runs beside the steps that go on, over the new group's own connections, which nobody uses yet. All members take
+    part, also those with nothing to send or to receive. An expert that no member held is transferred by none.
     """
 
     def __init__(
@@ -55,50 +55,51 @@ class PeerRows:
         """transport: on the CPU. held, wanted: expert ids of each member, before and after. index: this member."""
         self._transport = transport
         self._index = index
-        self._givers = _givers(held, wanted)
+        self._transfers = _transfers(held, wanted)
 
     @property
     def to_receive(self) -> list[int]:
         """Return the experts that come from peers, in the order in which they come."""
-        return [expert for giver in self._givers for expert in giver[self._index]]
+        return [expert for sent in self._transfers for expert in sent[self._index]]
 
     def exchange(self, rows: ExpertRows) -> ExpertRows:
-        """Give what is asked of ``rows``, and return what came.
+        """Send this member's share of the transfer out of ``rows``, and return what it received.
 
         Raises:
-            GroupBrokenError: a member is gone, this one was told to leave, or it holds less than was thought.
+            GroupBrokenError: a member is gone, this one was ordered to leave, or it holds less than was announced.
         """
-        mine = self._givers[self._index]
-        gives = [expert for taker in mine for expert in taker]
-        if missing := sorted(set(gives) - set(rows.expert_ids)):
+        mine = self._transfers[self._index]
+        sends = [expert for to_one in mine for expert in to_one]
+        if missing := sorted(set(sends) - set(rows.expert_ids)):
             raise GroupBrokenError(f"asked for experts {missing}, which are asleep or were let go")
-        send_sizes = [len(taker) for taker in mine]
-        receive_sizes = [len(giver[self._index]) for giver in self._givers]
+        send_sizes = [len(to_one) for to_one in mine]
+        receive_sizes = [len(sent[self._index]) for sent in self._transfers]
 
-        def pass_on(_name: str, _parameter: str, held: torch.Tensor) -> torch.Tensor:
-            index = torch.tensor([rows.expert_ids.index(expert) for expert in gives], dtype=torch.int64)
-            given = held[index.to(held.device)].cpu().contiguous()
+        def transfer(_name: str, _parameter: str, held: torch.Tensor) -> torch.Tensor:
+            index = torch.tensor([rows.expert_ids.index(expert) for expert in sends], dtype=torch.int64)
+            sent = held[index.to(held.device)].cpu().contiguous()
             received = all_to_all(
                 self._transport,
-                given.view(len(gives), -1) if gives else given.new_empty(0, held.shape[1:].numel()),
+                sent.view(len(sends), -1) if sends else sent.new_empty(0, held.shape[1:].numel()),
                 send_sizes,
                 receive_sizes,
             )
-            return received.view(-1, *held.shape[1:])  # left on the CPU: whoever gathers puts it where it belongs
+            # Left on the CPU: ``gather`` copies it to the device, where it would lie a third time.
+            return received.view(-1, *held.shape[1:])
 
-        received = _each(rows.tensors, pass_on)
+        received = _each(rows.tensors, transfer)
         return ExpertRows(tuple(self.to_receive), received)
 
 
-def _givers(held: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> list[list[list[int]]]:
-    """Return, for each member, what it gives to each other one: the first that holds an expert gives it."""
-    givers: list[list[list[int]]] = [[[] for _ in wanted] for _ in wanted]
-    for taker, experts in enumerate(wanted):
-        for expert in sorted(set(experts) - set(held[taker])):
-            giver = next((member for member, owned in enumerate(held) if expert in owned), None)
-            if giver is not None:
-                givers[giver][taker].append(expert)
-    return givers
+def _transfers(held: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> list[list[list[int]]]:
+    """Return [sender][receiver] -> experts: the first member that holds an expert sends it."""
+    transfers: list[list[list[int]]] = [[[] for _ in wanted] for _ in wanted]
+    for receiver, experts in enumerate(wanted):
+        for expert in sorted(set(experts) - set(held[receiver])):
+            sender = next((member for member, owned in enumerate(held) if expert in owned), None)
+            if sender is not None:
+                transfers[sender][receiver].append(expert)
+    return transfers
 
 
 def _each(

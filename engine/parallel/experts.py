@@ -1,8 +1,9 @@
-"""Shoal's experts function: what a transformers model calls in every mixture-of-experts layer instead of its own.
+"""The shared experts function, which a transformers model calls in every mixture-of-experts layer instead of its own.
 
-Each rank sends the rows of its tokens, with the experts chosen for them, to every rank; each computes what its own
-experts give for all tokens; each home rank adds up the parts in the order of the members. Sizes follow from the step's
-headers, so a layer costs two exchanges and no padding. Nobody waits for an exchange that brings it nothing.
+Dispatch: each member sends the rows of its tokens, with the experts chosen for them, to every member. Compute: each
+runs the experts it holds over the tokens of all. Combine: each gets the parts of its own tokens back and adds them up
+in the order of the members. Sizes follow from the step's headers, so a layer costs two exchanges and no padding. No
+member waits for an exchange that brings it nothing.
 """
 
 from collections.abc import Sequence
@@ -17,11 +18,11 @@ from engine.model.expert_weights import ExpertTensors, find_experts
 from engine.parallel.transport import Exchange, Transport
 
 EXPERTS_NAME = "shoal"
-_SEAM = "shoal_seam"
+_HOOK = "shoal_hook"
 
 
 class ExpertsStep(Protocol):
-    """What the experts function hands its work to."""
+    """One forward pass, as the experts function of each layer sees it."""
 
     def compute(
         self, module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
@@ -29,8 +30,11 @@ class ExpertsStep(Protocol):
         """Return [T, H] for hidden [T, H], the experts chosen for each token [T, k] and their weights [T, k]."""
 
 
-class ExpertsSeam:
-    """Where the experts modules of one model meet whatever computes them now. step: set before every forward pass."""
+class ExpertsHook:
+    """The connection from a model's experts modules to what computes them now.
+
+    step: may be exchanged between two forward passes.
+    """
 
     def __init__(self, step: ExpertsStep) -> None:
         self.step = step
@@ -38,7 +42,7 @@ class ExpertsSeam:
     def attach(self, model: Any) -> None:
         """Make the model's experts modules call ``step``."""
         for module in find_experts(model).values():
-            setattr(module, _SEAM, self)
+            setattr(module, _HOOK, self)
 
 
 def register_experts() -> None:
@@ -49,8 +53,8 @@ def register_experts() -> None:
 def _experts_forward(
     module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    seam: ExpertsSeam = getattr(module, _SEAM)
-    return seam.step.compute(module, hidden, top_k_index, top_k_weights)
+    hook: ExpertsHook = getattr(module, _HOOK)
+    return hook.step.compute(module, hidden, top_k_index, top_k_weights)
 
 
 # --- learning the order of the layers ---------------------------------------------------------------------------------
@@ -67,7 +71,7 @@ class ExpertsCall:
 
 
 class CallRecorder:
-    """Notes which experts modules a forward pass calls, and with what. Its experts give zero."""
+    """Records which experts modules a forward pass calls, and with what. Its experts give zero."""
 
     def __init__(self) -> None:
         self.calls: list[ExpertsCall] = []
@@ -81,7 +85,8 @@ class CallRecorder:
 
 
 def replay(calls: Sequence[ExpertsCall], step: ExpertsStep) -> None:
-    """Take part in a step without tokens of one's own: the model cannot run without any, its experts must."""
+    """Take part in a step without own tokens: as many exchanges as the others enter, in the same order."""
+    # The model itself cannot run without tokens: no family takes zero rows.
     for call in calls:
         step.compute(call.module, call.hidden, call.top_k_index, call.top_k_weights)
 
@@ -90,21 +95,21 @@ def replay(calls: Sequence[ExpertsCall], step: ExpertsStep) -> None:
 
 
 class ExpertTable:
-    """Who computes an expert for a token. Made once per placement; every member makes the same decisions.
+    """Which member computes an expert for a token. Made once per placement; every member makes the same decisions.
 
-    Of an expert's replicas, the one is chosen by the token's place in the step: all members see the same places.
+    num_own: experts that this member holds.
     """
 
     def __init__(self, placement: Sequence[Sequence[int]], index: int, num_experts: int, device: torch.device) -> None:
-        """placement: ascending expert ids of each member. index: this member's place among them."""
+        """placement: ascending expert ids of each member. index: this member's position among them."""
         owners: list[list[int]] = [[] for _ in range(num_experts)]
         for member, experts in enumerate(placement):
             for expert in experts:
                 owners[expert].append(member)
-        orphans = [expert for expert, members in enumerate(owners) if not members]
-        assert not orphans, f"experts {orphans} are placed nowhere"
-        most = max(map(len, owners))
-        padded = [(members * most)[:most] for members in owners]
+        unplaced = [expert for expert, members in enumerate(owners) if not members]
+        assert not unplaced, f"experts {unplaced} are placed nowhere"
+        max_copies = max(map(len, owners))
+        padded = [(members * max_copies)[:max_copies] for members in owners]
         self.num_own = len(placement[index])
         self._index = index
         self._owners = torch.tensor(padded, device=device)
@@ -117,8 +122,9 @@ class ExpertTable:
         """Return [T, k]: the row of the chosen expert in this member's weights, ``num_own`` where others compute it."""
         # What came from another rank must not index out of bounds here, whatever it is.
         chosen = top_k_index.clamp(0, len(self._num_copies) - 1)
-        places = torch.arange(len(chosen), device=chosen.device)[:, None]
-        owner = self._owners[chosen, places % self._num_copies[chosen]]
+        # Replicas take turns by the token's position in the step, which is the same for all members.
+        positions = torch.arange(len(chosen), device=chosen.device)[:, None]
+        owner = self._owners[chosen, positions % self._num_copies[chosen]]
         return torch.where(owner == self._index, self._rows[chosen], self.num_own)
 
 
@@ -126,7 +132,7 @@ class SharedExperts:
     """Computes experts together with the other members of a group, for one step after another.
 
     loads: [num_experts] on the device, how often this rank's own tokens chose each expert, over all layers of the steps
-    that were ended; only grows.
+    that were ended; only grows. _under_way: an exchange that brings this member nothing, and that it did not wait for.
     """
 
     def __init__(
@@ -141,21 +147,21 @@ class SharedExperts:
         self._index = index
 
     def begin(self, sizes: Sequence[int]) -> None:
-        """Begin a step. sizes: tokens of each member. What a step counted that was begun and not ended is forgotten."""
+        """Begin a step. sizes: tokens of each member."""
         self._sizes = sizes
-        self._step_loads.zero_()
+        self._step_loads.zero_()  # a step that broke is taken again, and counts once
 
     def end(self) -> None:
-        """Let a step count: nothing broke it.
+        """End a step that nothing broke, so that it counts.
 
         Raises:
-            GroupBrokenError: something did, in its last exchange.
+            GroupBrokenError: its last exchange broke.
         """
         self._finish_exchange()
         self.loads += self._step_loads
 
-    def let_go(self) -> None:
-        """Forget what is under way: as long as it is kept, connections stay open, and peers hear of no break."""
+    def abandon(self) -> None:
+        """Drop the exchange under way: while it is kept, connections stay open, and peers notice no break."""
         self._under_way = None
 
     def compute(
@@ -166,7 +172,7 @@ class SharedExperts:
         Raises:
             GroupBrokenError: a member is gone.
         """
-        assert len(hidden) == self._sizes[self._index], "the headers said otherwise"
+        assert len(hidden) == self._sizes[self._index], "the headers announced another number of tokens"
         chosen = top_k_index.flatten().long()
         self._step_loads.scatter_add_(0, chosen, torch.ones_like(chosen))  # bincount makes the host wait for a device
         all_hidden, all_index, all_weights = self._dispatch(hidden, top_k_index, top_k_weights)
@@ -180,15 +186,15 @@ class SharedExperts:
         num = self._transport.num_members
         rows = _pack(hidden, top_k_index, top_k_weights).repeat(num, 1)
         dispatch = self._transport.begin(rows, [len(hidden)] * num, self._sizes)
-        if sum(self._sizes) == len(hidden):  # nobody else has tokens
+        if sum(self._sizes) == len(hidden):  # no other member has tokens
             self._under_way = dispatch
             return hidden, top_k_index, top_k_weights
-        everybody = dispatch.wait()
+        all_rows = dispatch.wait()
         self._finish_exchange()
-        return _unpack(everybody, hidden, top_k_index, top_k_weights)
+        return _unpack(all_rows, hidden, top_k_index, top_k_weights)
 
     def _combine(self, mine: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Give all members what this one's experts give for their tokens; return what all give for its own."""
+        """Send all members the parts of their tokens; return the sum of the parts of this member's own."""
         num = self._transport.num_members
         combine = self._transport.begin(mine.contiguous(), self._sizes, [len(hidden)] * num)
         if not len(hidden):
@@ -199,14 +205,14 @@ class SharedExperts:
         return _add_up(parts.view(num, *hidden.shape))
 
     def _finish_exchange(self) -> None:
-        """Wait for the exchange that was left under way; behind a later one that hardly takes any time."""
+        """Wait for the exchange that was left under way. Behind a later one this takes hardly any time."""
         exchange, self._under_way = self._under_way, None
         if exchange is not None:
             exchange.wait()
 
 
 def install_rows(model: Any, tensors: ExpertTensors) -> None:
-    """Let a model's experts modules hold these rows: an exchange of references, nothing is copied."""
+    """Make a model's experts modules hold these rows: an exchange of references, nothing is copied."""
     for name, module in find_experts(model).items():
         for parameter, tensor in tensors[name].items():
             getattr(module, parameter).data = tensor
@@ -222,7 +228,7 @@ def compute_rows(module: Any, hidden: torch.Tensor, rows: torch.Tensor, weights:
     order = chosen.argsort(stable=True)
     counts = torch.bincount(chosen, minlength=module.num_experts).tolist()[: module.num_experts]
     num_given = sum(counts)
-    order = order[:num_given]
+    order = order[:num_given]  # rows that are left out have the highest numbers, so they come last
     given = hidden.new_empty(num_given + 1, hidden.shape[1], dtype=torch.promote_types(hidden.dtype, weights.dtype))
     given[num_given] = 0
     start = 0
@@ -230,10 +236,10 @@ def compute_rows(module: Any, hidden: torch.Tensor, rows: torch.Tensor, weights:
         if len(tokens):
             given[start : start + len(tokens)] = _run_expert(module, row, tokens)
             start += len(tokens)
-    places = torch.full_like(chosen, num_given)  # what others compute adds the last row, and that is zero
-    places[order] = torch.arange(num_given, device=chosen.device)
+    positions = torch.full_like(chosen, num_given)  # what others compute adds the last row, and that is zero
+    positions[order] = torch.arange(num_given, device=chosen.device)
     # Adds in the order of the choices; index_add_ does not on CUDA.
-    total = embedding_bag(places.view_as(rows), given, mode="sum", per_sample_weights=weights.to(given.dtype))
+    total = embedding_bag(positions.view_as(rows), given, mode="sum", per_sample_weights=weights.to(given.dtype))
     return total.to(hidden.dtype)
 
 
@@ -250,8 +256,8 @@ def _linear(module: Any, name: str, row: int, hidden: torch.Tensor) -> torch.Ten
 
 
 def _add_up(parts: torch.Tensor) -> torch.Tensor:
-    """Return the sum over the first dimension, always in the same order."""
-    total = parts[0]
+    """Return the sum over the first dimension."""
+    total = parts[0]  # one by one: the order of ``sum`` depends on the device and the shape
     for part in parts[1:]:
         total = total + part
     return total
@@ -266,9 +272,9 @@ def _pack(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> t
 def _unpack(
     rows: torch.Tensor, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Undo ``_pack``; hidden, index and weights show types and widths."""
+    """Undo ``_pack``. hidden, index, weights: of any number of tokens, for their types and widths."""
     widths = [_width(hidden), 4 * index.shape[1], _width(weights)]
-    # Copied also where a part is contiguous, as that of a single row is: it need not lie where its type may lie.
+    # Copied also where a part is contiguous, as that of a single row is: its bytes may not be aligned for its type.
     parts = [part.clone(memory_format=torch.contiguous_format) for part in torch.split(rows, widths, dim=1)]
     return (
         parts[0].view(hidden.dtype),

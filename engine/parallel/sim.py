@@ -1,4 +1,4 @@
-"""The sim runner in a lockstep group: its steps take the time of the slowest member, and its experts weigh nothing."""
+"""The sim runner of a lockstep group: its steps take the time of the slowest member, and its experts weigh nothing."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from engine.sim.runner import SimRunner
 class SimLockstepRunner(SimRunner):
     """Implements ``engine.core.lockstep.LockstepRunner``. Members exchange one row each in a step, as real ones do."""
 
-    _transport: Any = None
+    _transport: Any = None  # of the group it joined
 
     @property
     def num_experts(self) -> int:
@@ -26,17 +26,17 @@ class SimLockstepRunner(SimRunner):
         return "cpu"
 
     def load_rows(self, expert_ids: Sequence[int], peers: Any = None) -> list[int]:
-        """Pretend to load experts; ``peers`` are not asked, as they have nothing."""
+        """Pretend to load experts; ``peers`` have nothing to send."""
         self._sleep(self._config.load_s_per_expert * len(expert_ids))
         return list(expert_ids)
 
     def join(self, rows: Any, placement: Sequence[Sequence[int]], index: int, transport: Any) -> None:
-        """Step in this company."""
-        assert list(placement[index]) == rows, "experts were loaded that are another's"
+        """Step in this group."""
+        assert list(placement[index]) == rows, "other experts were loaded than the placement gives"
         self._transport = transport
 
     def run_shared(self, plan: StepPlan, sizes: Sequence[int]) -> Sequence[Sample]:
-        """Take the time of a step, and meet the others in the middle of it."""
+        """Take the time of a step, with one exchange in it as real members have."""
         num = len(sizes)
         mine = torch.full((num, 1), plan.num_tokens, dtype=torch.int64)
         seen = all_to_all(self._transport, mine, [1] * num, [1] * num).flatten().tolist()
@@ -44,5 +44,5 @@ class SimLockstepRunner(SimRunner):
         return self.run(plan)
 
     def expert_loads(self) -> list[int]:
-        """Return zeros: nobody chooses."""
+        """Return zeros: no token chooses an expert."""
         return [0] * self._config.num_experts

@@ -1,4 +1,4 @@
-"""How long a member spends inside exchanges: by its own clock where the host does them, else by the device's."""
+"""Stopwatches for the time inside exchanges: on the host's clock where the host does them, else on the device's."""
 
 import time
 from collections import deque
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 MAX_LAPS = 10_000
-"""Laps on a device that are not read yet; then the oldest is forgotten. A step has four for each layer with experts."""
+"""Laps on a device that are not read yet; then the oldest is dropped. A step has four for each layer with experts."""
 
 
 class Stopwatch(Protocol):
@@ -48,7 +48,7 @@ class DeviceStopwatch:
     """Counts from when the device gets to an exchange until it has passed it.
 
     The host's clock would count what the device still computes when the host waits for an exchange already. Events are
-    left in the stream and read when somebody asks, so that no lap makes the host wait.
+    left in the stream and read with ``seconds``, so that no lap makes the host wait.
     """
 
     def __init__(self, device: torch.device, make_event: Any = torch.cuda.Event) -> None:

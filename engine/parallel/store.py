@@ -1,8 +1,8 @@
-"""Where the members of an epoch leave their addresses for each other: a small store of keys, served by one of them.
+"""The rendezvous store of a lockstep group: keys with the addresses of its members, served by one of them.
 
-Instead of torch's ``TCPStore``, which asks the name server who each peer is before it answers it (5 s when that one
-does not reply, seen in one of ten meetings), listens on all interfaces, and waits for a key as long as the group's
-collectives may take, which is for ever.
+Instead of torch's ``TCPStore``, which asks the name server for the name of each peer before it answers (5 s when the
+name server does not reply, seen in one of ten rendezvous), listens on all interfaces, and waits for a key as long as
+the group's collectives may take, which is for ever.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ from engine.wire.endpoints import advertised, tcp_endpoint
 from engine.wire.errors import EngineError
 from engine.wire.sockets import bind, connect, make_socket, receive_nowait, send_nowait
 
-dist: Any = _distributed  # the library exports half of it without saying so
+dist: Any = _distributed  # half of what is used here is not declared as exported
 
 MAX_KEYS = 10_000
-"""Keys kept, and questions that wait for one; then the oldest goes. A meeting of N members leaves about 4 x N."""
+"""Keys kept, and requests that wait for one; then the oldest goes. A rendezvous of N members leaves about 4 x N."""
 
 MAX_VALUE_BYTES = 64 * 1024
 _MAX_DIGITS = 18
@@ -32,11 +32,11 @@ _SET, _GET, _ADD = b"set", b"get", b"add"
 
 
 class StoreError(EngineError):
-    """Nobody set the key in time, the store cannot be reached, or this rank was told to leave."""
+    """The key was not set in time, the store cannot be reached, or this rank was ordered to leave."""
 
 
-class Keys:
-    """What is stored, and who waits for what. Pure: a question in, answers out."""
+class KeyTable:
+    """The stored keys, and the peers that wait for one. Pure: a request in, replies out."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -45,11 +45,11 @@ class Keys:
     def __len__(self) -> int:
         return len(self._values)
 
-    def ask(self, peer: bytes, question: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-        """Return (peer, answer) of everybody who gets one now; a question that makes no sense gets none."""
-        if len(question) != 3 or max(map(len, question)) > MAX_VALUE_BYTES:
+    def handle(self, peer: bytes, request: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+        """Return (peer, reply) of all peers that get one now; a malformed request gets none."""
+        if len(request) != 3 or max(map(len, request)) > MAX_VALUE_BYTES:
             return []
-        operation, name, value = question
+        operation, name, value = request
         key = name.decode(errors="replace")
         if operation == _SET:
             self._values[key] = value
@@ -63,6 +63,7 @@ class Keys:
         return []
 
     def _release(self, key: str) -> list[tuple[bytes, bytes]]:
+        """Return the replies to all peers that wait for a key, if it is set."""
         while len(self._values) > MAX_KEYS:
             del self._values[next(iter(self._values))]
         if key not in self._values:
@@ -95,30 +96,30 @@ class StoreServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; idempotent. Who waits for a key waits on."""
+        """Stop; idempotent. Peers that wait for a key wait until their own time is over."""
         self._context.term()  # the thread is woken by it, and closes its socket
         self._thread.join()
 
     def _serve(self) -> None:
-        keys = Keys()
+        keys = KeyTable()
         try:
             while True:
                 self._socket.poll()
                 with contextlib.suppress(zmq.Again):
-                    identity, *question = receive_nowait(self._socket)
-                    for peer, answer in keys.ask(bytes(identity), [bytes(frame) for frame in question]):
-                        send_nowait(self._socket, [peer, answer])  # who is gone needs no answer
+                    identity, *request = receive_nowait(self._socket)
+                    for peer, reply in keys.handle(bytes(identity), [bytes(frame) for frame in request]):
+                        send_nowait(self._socket, [peer, reply])  # a peer that is gone needs no reply
         except zmq.ContextTerminated:
             self._socket.close(linger=0)
 
 
 class GroupStore(dist.Store):  # type: ignore[misc]  # see ``dist``
-    """One member's way to a store. Its methods are called by torch's process groups, from one thread at a time."""
+    """One member's client of a store. Its methods are called by torch's process groups, from one thread at a time."""
 
     def __init__(self, endpoint: str, timeout_s: float, must_leave: Callable[[], bool]) -> None:
         """endpoint: of the server. timeout_s: for everything until ``close``, whatever torch asks for.
 
-        must_leave: asked every 20 ms while an answer is waited for.
+        must_leave: polled every 20 ms while a reply is waited for.
         """
         super().__init__()
         self._deadline = time.monotonic() + timeout_s
@@ -129,15 +130,15 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # see ``dist``
 
     def set(self, key: str, value: bytes) -> None:
         """Store a value."""
-        self._ask(_SET, key, bytes(value))
+        self._request(_SET, key, bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Return a value; waits until somebody sets it.
+        """Return a value; waits until it is set.
 
         Raises:
-            StoreError: nobody did in time, or this rank was told to leave.
+            StoreError: it was not set in time, or this rank was ordered to leave.
         """
-        return self._ask(_GET, key)
+        return self._request(_GET, key)
 
     def wait(self, keys: Sequence[str], _timeout: Any = None) -> None:
         """Wait until all keys are set.
@@ -146,23 +147,23 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # see ``dist``
             StoreError: see ``get``.
         """
         for key in keys:
-            self._ask(_GET, key)
+            self._request(_GET, key)
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, at first 0, and return the sum."""
-        return int(self._ask(_ADD, key, b"%d" % amount))
+        return int(self._request(_ADD, key, b"%d" % amount))
 
     def close(self) -> None:
-        """Let go of the connection; idempotent."""
+        """Close the connection; idempotent."""
         self._context.destroy(linger=0)
 
-    def _ask(self, operation: bytes, key: str, value: bytes = b"") -> bytes:
+    def _request(self, operation: bytes, key: str, value: bytes = b"") -> bytes:
         if self._socket.closed:
             raise StoreError(f"the store is closed: {operation.decode()} {key}")
         self._socket.send_multipart([operation, key.encode(), value])
         while not self._socket.poll(_POLL_MS):
             if self._must_leave():
-                raise StoreError("told to leave a meeting")
+                raise StoreError("ordered to leave a rendezvous")
             if time.monotonic() > self._deadline:
                 raise StoreError(f"no answer to {operation.decode()} {key} in time")
         return self._socket.recv()

@@ -18,27 +18,27 @@ from engine.parallel.stopwatch import make_stopwatch
 from engine.parallel.store import GroupStore, StoreError
 from engine.wire.errors import EngineError
 
-dist: Any = _distributed  # half of what is used here the library exports without saying so
+dist: Any = _distributed  # half of what is used here is not declared as exported
 
 _POLL = timedelta(milliseconds=20)
 _DEVICE_POLL_S = 0.000_02
-_MEETING_TIMEOUT_S = 60.0
+_RENDEZVOUS_TIMEOUT_S = 60.0
 _COLLECTIVE_TIMEOUT = timedelta(hours=24)
-"""None of its own: who is slow is judged by the coordinator, and whoever is told to leave leaves at the next poll."""
+"""In effect none: the coordinator judges which member is slow, and one that is ordered to leave does so at a poll."""
 
 
 class GroupBrokenError(EngineError):
-    """A peer died in a collective, or this rank was told to leave it. The step is lost; only a new epoch helps."""
+    """A peer died in a collective, or this rank was ordered to leave it. The step is lost; only a new epoch helps."""
 
 
 class Exchange(Protocol):
-    """An exchange that was begun."""
+    """An exchange under way."""
 
     def wait(self) -> torch.Tensor:
         """Return what came, [sum(receive_sizes), width], in the order of the members. To be called once.
 
         Raises:
-            GroupBrokenError: a peer is gone, or this rank was told to leave.
+            GroupBrokenError: a peer is gone, or this rank was ordered to leave.
         """
 
 
@@ -67,7 +67,7 @@ class Transport(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of the connections; may take a while, and wakes peers that wait for this rank."""
+        """Close the connections; may take a while, and wakes peers that wait for this rank."""
 
 
 def all_to_all(
@@ -83,13 +83,13 @@ class TorchTransport:
     def __init__(self, group: Any, num_members: int, device: torch.device, must_leave: Callable[[], bool]) -> None:
         """Wrap a process group.
 
-        device: of the rows. must_leave: asked every 20 ms or more often while a collective is waited for.
+        device: of the rows. must_leave: polled every 20 ms or more often while a collective is waited for.
         """
         self.num_members = num_members
         self.num_entered = 0
         self._stopwatch = make_stopwatch(device)
         self._wait = _wait_on_device if device.type == "cuda" else _wait_on_host
-        self._group: Any | None = group
+        self._group: Any | None = group  # None when it was left
         self._must_leave = must_leave
 
     @property
@@ -105,7 +105,7 @@ class TorchTransport:
             return _ExchangeWithoutPeers(rows)
         received = rows.new_empty(sum(receive_sizes), *rows.shape[1:])
         width = rows.shape[1:].numel()
-        with _break_told(), self._stopwatch.lap():
+        with _failures_as_broken_group(), self._stopwatch.lap():
             work = group.alltoall_base(
                 received.view(-1),
                 rows.reshape(-1),
@@ -115,11 +115,11 @@ class TorchTransport:
         return _TorchExchange(received, lambda: self._finish(work))
 
     def _finish(self, work: Any) -> None:
-        with _break_told(), self._stopwatch.lap():
+        with _failures_as_broken_group(), self._stopwatch.lap():
             self._wait(self._joined(), work, self._must_leave)
 
     def _joined(self) -> Any:
-        """Return the group, which nobody else may keep: to let go of it takes long, and is left to who closes."""
+        # Nothing else may keep the group: to drop the last reference takes long, and is left to the thread that closes.
         if self._group is None:
             raise GroupBrokenError("the group was left")
         return self._group
@@ -141,7 +141,7 @@ class _TorchExchange:
 
 
 class _ExchangeWithoutPeers:
-    """What a member alone sends it has."""
+    """The exchange of a group of one: it receives what it sent."""
 
     def __init__(self, rows: torch.Tensor) -> None:
         self._rows = rows
@@ -152,7 +152,7 @@ class _ExchangeWithoutPeers:
 
 
 @contextmanager
-def _break_told() -> Iterator[None]:
+def _failures_as_broken_group() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # what torch raises for a connection that is gone
@@ -163,24 +163,21 @@ def _wait_on_host(_group: Any, work: Any, must_leave: Callable[[], bool]) -> Non
     while True:
         try:
             work.wait(_POLL)
-        except RuntimeError:  # out of time, or broken: the library says both alike
+        except RuntimeError:  # out of time, or broken: the library raises the same for both
             if not work.is_completed():
                 if must_leave():
-                    raise GroupBrokenError("told to leave a collective") from None
+                    raise GroupBrokenError("ordered to leave a collective") from None
                 continue
-            work.wait()  # it has ended meanwhile; this tells how
+            work.wait()  # it has ended meanwhile; this raises what broke it
         return
 
 
 def _wait_on_device(group: Any, work: Any, must_leave: Callable[[], bool]) -> None:
-    """Poll: NCCL takes a wait that runs out of time for the failure of the communicator.
-
-    Nor will it let go of a collective that a peer does not join, so who leaves ends it for this rank.
-    """
+    # Polled: NCCL takes a wait that runs out of time for the failure of the communicator.
     while not work.is_completed():
         if must_leave():
-            group.abort()
-            raise GroupBrokenError("told to leave a collective")
+            group.abort()  # else it never gives up a collective that a peer does not join
+            raise GroupBrokenError("ordered to leave a collective")
         time.sleep(_DEVICE_POLL_S)
     work.wait(_POLL)  # raises what went wrong, and puts the current stream behind it
 
@@ -195,29 +192,30 @@ def form_transports(
     *,
     host: str,
 ) -> tuple[Transport, Transport]:
-    """Meet the other members and return two transports: for headers, on the CPU, and for rows on ``device``.
+    """Connect to the other members and return two transports: for headers, on the CPU, and for rows on ``device``.
 
-    Both have been used once, so what is returned works. May take until every member has come.
+    May take until every member has come.
 
     store_endpoint: of the store all members name. prefix: names this attempt; never used twice.
 
     Raises:
-        GroupBrokenError: not everybody came in time, somebody died, or the prefix was used before.
+        GroupBrokenError: not all members came in time, one died, or the prefix was used before.
     """
-    store = GroupStore(store_endpoint, _MEETING_TIMEOUT_S, must_leave)
+    store = GroupStore(store_endpoint, _RENDEZVOUS_TIMEOUT_S, must_leave)
     try:
         groups = _form_groups(store, prefix, index, num_members, device, host)
-        places = torch.device("cpu"), device
-        transports = tuple(
-            TorchTransport(group, num_members, where, must_leave) for group, where in zip(groups, places, strict=True)
+        devices = torch.device("cpu"), device
+        headers, rows = (
+            TorchTransport(group, num_members, of, must_leave) for group, of in zip(groups, devices, strict=True)
         )
-        for transport, where in zip(transports, places, strict=True):
-            all_to_all(transport, torch.zeros(num_members, 1, device=where), [1] * num_members, [1] * num_members)
+        # Each is used once, so that what is returned works: connections are made at the first exchange.
+        for transport, of in ((headers, devices[0]), (rows, devices[1])):
+            all_to_all(transport, torch.zeros(num_members, 1, device=of), [1] * num_members, [1] * num_members)
     except (RuntimeError, ValueError, StoreError) as error:
         raise GroupBrokenError(f"the group {prefix} did not form: {error}") from error
     finally:
         store.close()
-    return transports[0], transports[1]
+    return headers, rows
 
 
 def _form_groups(
@@ -232,7 +230,7 @@ def _form_groups(
 
 
 def _claim(store: GroupStore, prefix: str, index: int) -> None:
-    """Refuse what was tried before: addresses of that attempt are still in the store, and nobody answers there."""
+    """Refuse a prefix that was used before: its addresses are still in the store, and lead nowhere."""
     if store.add(f"{prefix}/members/{index}", 1) > 1:
         raise GroupBrokenError(f"the group {prefix} was formed before, or member {index} is there twice")
 
@@ -245,7 +243,8 @@ def _gloo(store: Any, index: int, num_members: int, host: str) -> Any:
 
 
 def _nccl(store: Any, index: int, num_members: int) -> Any:
-    # Read by the constructor. Whoever breaks parks and waits for another epoch; the library would end the process.
+    # Read by the constructor. A rank whose group breaks parks and waits for another epoch; the library would end the
+    # process.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     options = dist.ProcessGroupNCCL.Options()

@@ -9,9 +9,8 @@ from engine.config.engine_spec import EngineSpec
 from engine.core.lockstep import LockstepCore, LockstepRunner
 from engine.interfaces.engine_core import EngineCore
 from engine.interfaces.plan import Sample, StepPlan
-from engine.parallel.epoch import EpochGroup, close_aside, prepare_epoch
-from engine.parallel.group_member import DPGroupMember, StepVerdict
-from engine.parallel.header import StepHeader, exchange_headers
+from engine.parallel.epoch import EpochGroup, close_aside, exchange_headers, prepare_epoch
+from engine.parallel.group_member import DPGroupMember, StepHeader, StepVerdict
 from engine.parallel.store import StoreServer
 from engine.parallel.transport import GroupBrokenError
 from engine.proc.group_inbox import GroupInbox

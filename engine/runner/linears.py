@@ -1,4 +1,4 @@
-"""Faster matrix products on CPUs: the same weights, laid out or read in a way the processor multiplies well.
+"""Faster linear layers for CPUs: the same weights, laid out or read in a way the processor multiplies well.
 
 Nothing else of the model is touched, and the results are those of ``torch.nn.Linear`` up to the order of summation. On
 other devices the library's own layers are the fast ones.
@@ -18,20 +18,20 @@ _LOGGER = logging.getLogger(__name__)
 _BATCH_HINT = 32
 """Rows that the packed layout is chosen for; any number works."""
 
-_LEAST_TO_PACK = 1 << 18
+_MIN_PACKED_WEIGHTS = 1 << 18
 """Weights of a layer from which packing pays: each call of the packed product costs some 40 us more."""
 
 _SCRATCH_ELEMENTS = 1 << 20
 """Weights widened to float32 at a time: 4 MB stay in the processor's cache between being written and being used."""
 
-_LEAST_ROWS_TO_WIDEN = 4
+_MIN_WIDENED_ROWS = 4
 """With fewer rows the product waits for memory, and reading two bytes a weight beats computing well."""
 
 
 class PackedLinear(nn.Module):
     """A linear layer whose weight lies in oneDNN's blocked layout: 1.3 to 3 times as fast as the plain one.
 
-    The plain weight is let go, unless somebody else holds it, as an embedding does that is tied to the output layer.
+    The plain weight is freed, unless something else holds it, as an embedding does that is tied to the output layer.
     """
 
     def __init__(self, plain: nn.Linear) -> None:
@@ -52,7 +52,7 @@ class WidenedLinear(nn.Module):
     """A linear layer in a format that the processor has no instructions for, multiplied in float32 piece by piece.
 
     That is 3 to 6 times as fast as the plain layer and needs no second copy of the weights. The result is rounded once,
-    as the processor's own instructions would.
+    as the processor's own instructions would round it.
     """
 
     def __init__(self, plain: nn.Linear, scratch: torch.Tensor) -> None:
@@ -66,7 +66,7 @@ class WidenedLinear(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Return [..., out_features] for ``rows`` [..., in_features]."""
-        if rows.numel() < _LEAST_ROWS_TO_WIDEN * rows.shape[-1]:
+        if rows.numel() < _MIN_WIDENED_ROWS * rows.shape[-1]:
             return linear(rows, self.weight, self.bias)
         wide = rows.float()
         product = rows.new_empty(*rows.shape[:-1], len(self.weight))
@@ -79,21 +79,21 @@ class WidenedLinear(nn.Module):
         return product
 
 
-def quicken_linears(model: Any, device: torch.device) -> None:
+def optimize_linears(model: Any, device: torch.device) -> None:
     """Replace the plain linear layers of a model on a CPU by faster ones, where there are any."""
     if device.type != "cpu":
         return
-    layers = {
-        name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear
-    }  # no subclass: it differs
+    # Not instances of subclasses: their forward pass differs.
+    layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear}
     natively = {layer.weight.dtype: computes_natively(device, layer.weight.dtype) for layer in layers.values()}
     packs = {dtype: _can_pack(dtype) for dtype, is_native in natively.items() if is_native}
     widest = max((layer.in_features for layer in layers.values()), default=0)
+    # One piece of memory for all layers, which run one after another.
     scratch = torch.empty(0 if all(natively.values()) else max(widest, _SCRATCH_ELEMENTS))
     for name, layer in layers.items():
         if not natively[layer.weight.dtype]:
             model.set_submodule(name, WidenedLinear(layer, scratch))
-        elif packs[layer.weight.dtype] and layer.weight.numel() >= _LEAST_TO_PACK:
+        elif packs[layer.weight.dtype] and layer.weight.numel() >= _MIN_PACKED_WEIGHTS:
             model.set_submodule(name, PackedLinear(layer))
 
 

@@ -1,39 +1,34 @@
-"""Vectors of whole prompts: the final hidden state of a sequence's last token."""
+"""Pooling: the vector of a whole prompt is the final hidden state of its last token."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from engine.interfaces.plan import Sample, ScheduledChunk
 from engine.wire.tensors import Tensor
 
-_NO_VECTOR = "the model produced no valid hidden state for this sequence (not a number)"
-
-
-class HiddenStates:
-    """What the last layer, its norm included, gave in one forward pass. states: [1, T, hidden_size]."""
-
-    def __init__(self) -> None:
-        self.states: torch.Tensor | None = None
+_INVALID_STATE = "the model produced no valid hidden state for this sequence (not a number)"
 
 
 @contextmanager
-def watched(model: Any) -> Iterator[HiddenStates]:
-    """Note the final hidden states of the forward pass made inside.
+def capture_hidden_states(model: Any) -> Iterator[list[torch.Tensor]]:
+    """Yield a list that gets the final hidden states [1, T, hidden_size] of the forward pass made inside.
 
-    A hook on the part below the output layer, whatever a family calls it: asking the model for its hidden states would
-    keep those of every layer.
+    Final means behind the last layer's norm. The list stays empty when the model does not run its ``base_model``.
     """
-    seen = HiddenStates()
+    captured: list[torch.Tensor] = []
 
-    def note(module: Any, args: Any, output: Any) -> None:
-        seen.states = output[0]
+    def capture(module: Any, args: Any, output: Any) -> None:
+        captured.append(output[0])
 
-    handle = model.base_model.register_forward_hook(note)
+    # A hook on the part below the output layer, which each family names otherwise. ``output_hidden_states`` would keep
+    # those of every layer.
+    handle = model.base_model.register_forward_hook(capture)
     try:
-        yield seen
+        yield captured
     finally:
         handle.remove()
 
@@ -46,14 +41,15 @@ def pool(states: torch.Tensor, rows: torch.Tensor, chunks: Sequence[ScheduledChu
     vectors = states[0, rows].float()
     lengths = vectors.norm(dim=-1, keepdim=True)
     normalize = torch.tensor([[_normalizes(chunk)] for chunk in chunks], device=vectors.device)
+    # The clamp keeps a vector of zeros from becoming not-a-number.
     vectors = torch.where(normalize, vectors / lengths.clamp_min(torch.finfo(torch.float32).tiny), vectors)
-    host = torch.cat([vectors, lengths], dim=1).cpu().numpy()
-    finite = torch.isfinite(lengths).flatten().tolist()
+    host = torch.cat([vectors, lengths], dim=1).cpu().numpy()  # one copy from the device for both
     size = vectors.shape[1]
+    finite = np.isfinite(host[:, size]).tolist()
     return [
         Sample(0, pooled=Tensor("float32", (size,), host[row, :size].astype("<f4").tobytes()))
         if finite[row]
-        else Sample(0, _NO_VECTOR)
+        else Sample(0, _INVALID_STATE)
         for row in range(len(chunks))
     ]
 

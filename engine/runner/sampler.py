@@ -1,7 +1,7 @@
-"""Chooses the next token of every sampling row: greedy, or one draw from the filtered distribution.
+"""The sampler: one token for every sampling row, greedy or drawn from the filtered distribution.
 
-The choice for a row depends on its own scores, parameters, tokens and randomness only, never on what shares the batch.
-In order: token rules (penalties, biases, bans), grammar, then greedy, or temperature, filters and a draw.
+In order: token rules (penalties, biases, bans), grammar, then greedy, or temperature, filters and a draw. The choice
+for a row depends on its own logits, parameters, tokens and randomness only, never on what shares the batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,24 +9,27 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from engine.interfaces.plan import Sample, SequenceState, StepPlan
-from engine.runner.draw import draw
-from engine.runner.fault import Fault
+from engine.runner.draw import draw, uniforms
 from engine.runner.grammar import Grammars
-from engine.runner.logprobs import PromptScores, RawScores
-from engine.runner.philox import uniforms
-from engine.runner.rules import TokenRules
+from engine.runner.logprobs import PromptLogprobs, RawLogits
+from engine.runner.token_rules import TokenRules
 from engine.wire.logprobs import Logprobs
 from engine.wire.messages import ErrorKind
 
 _GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy; dividing by them would overflow."""
 
-_NO_FAULT = 0
-_FAULTS = {
-    1: Fault("the model produced no valid probabilities for this sequence (not a number)", ErrorKind.ENGINE),
-    2: Fault(
+_VALID, _NOT_A_NUMBER, _ALL_FORBIDDEN = 0, 1, 2
+_FAILURES = {
+    _NOT_A_NUMBER: Sample(
+        0,
+        "the model produced no valid probabilities for this sequence (not a number)",
+        error_kind=ErrorKind.ENGINE,
+    ),
+    _ALL_FORBIDDEN: Sample(
+        0,
         "no token is left to choose: response_format, allowed_token_ids, bad_words and min_tokens together forbid all",
-        ErrorKind.REQUEST,
+        error_kind=ErrorKind.REQUEST,
     ),
 }
 
@@ -37,7 +40,7 @@ class Sampler:
     def __init__(self, eos_token_ids: frozenset[int], grammars: Grammars | None = None) -> None:
         """Prepare. grammars: None when this model's tokens cannot be matched with a grammar."""
         self._rules = TokenRules(eos_token_ids)
-        self._prompts = PromptScores()
+        self._prompts = PromptLogprobs()
         self._grammars = grammars
 
     def prepare(self, plan: StepPlan) -> None:
@@ -48,52 +51,54 @@ class Sampler:
     def sample(self, logits: torch.Tensor, plan: StepPlan) -> list[Sample]:
         """Choose one token for each chunk that draws.
 
-        logits: [num_draws + num_scored, vocabulary], any float type: the drawing rows in plan order, then those of
-        ``scored_positions``. The content is used up.
+        logits: [num_draws + num_prompt_positions, vocabulary], any float type: the drawing rows in plan order, then
+        those of ``prompt_logprob_positions``. They may be overwritten.
 
-        A row without a choice fails alone, with a sentence in its sample.
+        A row without a choice fails alone: its sample has an error.
         """
         sequences = [chunk.sequence for chunk in plan.chunks if chunk.draws]
         self._prompts.record(logits[len(sequences) :], plan)
         if not sequences:
             return []
-        scores = logits[: len(sequences)].float()  # comparing in bfloat16 is slower and ties more
-        raw = RawScores(scores, sequences)
-        self._rules.apply(scores, sequences)
-        faults = {} if self._grammars is None else self._grammars.apply(scores, sequences)
-        tokens, states = _choose(scores, sequences)
-        logprobs = raw.of(tokens)
+        logits = logits[: len(sequences)].float()  # comparing in bfloat16 is slower and ties more
+        raw = RawLogits.keep(logits, sequences)
+        self._rules.apply(logits, sequences)
+        failures = {} if self._grammars is None else self._grammars.apply(logits, sequences)
+        tokens, states = _choose(logits, sequences)
+        logprobs = {} if raw is None else raw.logprobs_of(tokens)
         token_ids, codes = torch.stack([tokens, states]).tolist()  # where the host waits for the device
-        faults = {row: _FAULTS[code] for row, code in enumerate(codes) if code != _NO_FAULT} | faults
-        return self._samples(sequences, token_ids, faults, logprobs)
+        # Of two reasons the grammar's is kept: it is the more precise one.
+        failures = {row: _FAILURES[code] for row, code in enumerate(codes) if code != _VALID} | failures
+        return self._samples(sequences, token_ids, failures, logprobs)
 
     def _samples(
         self,
         sequences: Sequence[SequenceState],
         token_ids: list[int],
-        faults: Mapping[int, Fault],
+        failures: Mapping[int, Sample],
         logprobs: Mapping[int, Logprobs],
     ) -> list[Sample]:
         return [
-            Sample(0, faults[row].reason, error_kind=faults[row].kind)
-            if row in faults
+            failures[row]
+            if row in failures
             else Sample(token_id, None, logprobs.get(row), self._prompts.take(sequence))
             for row, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True))
         ]
 
 
-def _choose(scores: torch.Tensor, sequences: Sequence[SequenceState]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return one token per row [R] and whether it means anything [R], as a key of ``_FAULTS``."""
-    best, tokens = scores.max(dim=-1)
-    states = torch.where(best.isfinite(), _NO_FAULT, torch.where(best.isneginf(), 2, 1))
+def _choose(logits: torch.Tensor, sequences: Sequence[SequenceState]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return one token per row [R] and whether it means anything [R]: ``_VALID``, or a key of ``_FAILURES``."""
+    best, tokens = logits.max(dim=-1)
+    states = torch.where(best.isfinite(), _VALID, torch.where(best.isneginf(), _ALL_FORBIDDEN, _NOT_A_NUMBER))
     rows = [row for row, sequence in enumerate(sequences) if sequence.sampling.temperature >= _GREEDY_BELOW]
     if not rows:
         return tokens, states
     drawing = [sequences[row] for row in rows]
     draws = uniforms([(s.sampling.seed, s.sample_index, s.num_output_tokens) for s in drawing])
-    numbers = torch.from_numpy(draws).to(scores.device)
+    numbers = torch.from_numpy(draws).to(logits.device)
     params = [sequence.sampling for sequence in drawing]
     if len(rows) == len(sequences):
-        return draw(scores, best, params, numbers), states
-    index = torch.tensor(rows, device=scores.device)
-    return tokens.index_copy(0, index, draw(scores[index], best[index], params, numbers)), states
+        return draw(logits, best, params, numbers), states
+    # Greedy and drawn rows in one batch: the drawn ones are copied, because ``draw`` overwrites its rows.
+    index = torch.tensor(rows, device=logits.device)
+    return tokens.index_copy(0, index, draw(logits[index], best[index], params, numbers)), states

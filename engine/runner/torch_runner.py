@@ -1,24 +1,25 @@
-"""Runs planned steps on a real model: one flattened forward pass, then one draw per sampling sequence."""
+"""The torch runner: one flattened forward pass of a real model per step, then one draw per sampling sequence."""
 
+import ctypes
+import gc
+import sys
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from engine.config.engine_config import ModelConfig, SchedulerConfig
-from engine.interfaces.engine_core import RunnerLimits
+from engine.interfaces.engine_core import OnProgress, RunnerLimits
 from engine.interfaces.plan import Sample, StepPlan
 from engine.model.loader import LoadedModel, load_model
-from engine.model.progress import OnProgress
-from engine.runner.abilities import find_abilities
+from engine.model.model_info import ModelInfo
 from engine.runner.attention import ATTENTION_NAME, STEP_KEYWORD, PagedStep, register_attention
 from engine.runner.batch import StepBatch, make_batch
-from engine.runner.free_memory import free_memory
-from engine.runner.grammar_tokenizer import load_grammars
-from engine.runner.kv_cache import PagedKVCache
-from engine.runner.kv_memory import allocate_cache
-from engine.runner.linears import quicken_linears
-from engine.runner.pooling import pool, watched
-from engine.runner.probe import probe_layers
+from engine.runner.grammar import Grammars, load_grammars
+from engine.runner.kv_cache import PagedKVCache, allocate_cache
+from engine.runner.linears import optimize_linears
+from engine.runner.pooling import capture_hidden_states, pool
+from engine.runner.probe import ModelFeatures, probe_features, probe_layers
 from engine.runner.sampler import Sampler
 from engine.wire.errors import StartupError
 
@@ -26,8 +27,18 @@ Loading = Callable[[ModelConfig, str, OnProgress], LoadedModel]
 """Loads the weights that belong to this process; called with the name of the attention function."""
 
 
+class _Awake(NamedTuple):
+    """What a step runs on."""
+
+    loaded: LoadedModel
+    cache: PagedKVCache
+
+
 class TorchRunner:
-    """A Hugging Face decoder behind the ``Runner`` protocol. Constructed and run from any one thread at a time."""
+    """A Hugging Face decoder behind the ``Runner`` protocol. Constructed and run from any one thread at a time.
+
+    _awake: None while it sleeps, and when it is closed. _loaded: None where the weights were dropped with that.
+    """
 
     def __init__(
         self,
@@ -48,31 +59,20 @@ class TorchRunner:
         """
         torch.set_num_threads(model.num_threads)  # of the whole process: ranks with more threads than cores collapse
         register_attention()
-        self._config = model
-        self._load = load
+        self._config, self._load = model, load
         loaded = _load(load, model, on_progress)
         on_progress("measuring layers", 0.92)
         self._shapes = probe_layers(loaded)
-        abilities = find_abilities(loaded)
-        max_model_len = _max_model_len(loaded, model.max_model_len)
+        features = probe_features(loaded)
+        max_model_len = _max_model_len(loaded.info, model.max_model_len)
         on_progress("allocating the KV cache", 0.95)
         cache = allocate_cache(self._shapes, scheduler, max_model_len, loaded.device, reserved_bytes)
-        self._loaded: LoadedModel | None = loaded
-        self._cache: PagedKVCache | None = cache
         on_progress("reading the tokenizer", 0.97)
         grammars = load_grammars(model, loaded.info)
         self._sampler = Sampler(frozenset(loaded.info.eos_token_ids), grammars)
-        self._limits = RunnerLimits(
-            max_model_len=max_model_len,
-            vocab_size=loaded.info.vocab_size,
-            num_blocks=cache.num_blocks,
-            block_size=scheduler.block_size,
-            eos_token_ids=frozenset(loaded.info.eos_token_ids),
-            device=str(loaded.device),
-            dtype=str(loaded.dtype).removeprefix("torch."),
-            features=frozenset({"logprobs", *abilities.features, *(() if grammars is None else ("grammar",))}),
-            hidden_size=abilities.hidden_size,
-        )
+        self._limits = _limits(loaded, cache, max_model_len, features, grammars)
+        self._loaded: LoadedModel | None = loaded
+        self._awake: _Awake | None = _Awake(loaded, cache)
         on_progress("loaded", 1.0)
 
     @property
@@ -80,11 +80,15 @@ class TorchRunner:
         """Return what the loaded model can do."""
         return self._limits
 
+    @property
+    def loaded(self) -> LoadedModel | None:
+        """Return the model; None where its weights were dropped."""
+        return self._loaded
+
     def run(self, plan: StepPlan) -> Sequence[Sample]:
         """Run the step; one sample per chunk with ``samples`` set, in plan order."""
-        loaded, cache = self._loaded, self._cache
-        assert loaded is not None, "the runner sleeps or is closed"
-        assert cache is not None, "the runner sleeps or is closed"
+        assert self._awake is not None, "the runner sleeps or is closed"
+        loaded, cache = self._awake
         if not plan.chunks:
             return []
         with torch.inference_mode():  # per thread, so entered here and not where the model was loaded
@@ -94,10 +98,9 @@ class TorchRunner:
             self._sampler.prepare(plan)
             if batch.pooled_rows is None:
                 return self._sampler.sample(_forward(loaded, cache, batch), plan)
-            with watched(loaded.model) as seen:
+            with capture_hidden_states(loaded.model) as captured:
                 logits = _forward(loaded, cache, batch)
-            assert seen.states is not None, "checked when the model was loaded"
-            vectors = iter(pool(seen.states, batch.pooled_rows, [chunk for chunk in plan.chunks if chunk.pools]))
+            vectors = iter(pool(captured[-1], batch.pooled_rows, [chunk for chunk in plan.chunks if chunk.pools]))
             drawn = iter(self._sampler.sample(logits, plan))
             return [next(vectors if chunk.pools else drawn) for chunk in plan.chunks if chunk.samples]
 
@@ -106,7 +109,7 @@ class TorchRunner:
 
         The weights of a CPU engine have no other place to go: at level 1 they stay.
         """
-        self._cache = None
+        self._awake = None
         if level > 1:
             self._loaded = None
         elif self._loaded is not None:
@@ -117,24 +120,52 @@ class TorchRunner:
         """Put the weights back on the device, read again where they were dropped, and make an empty cache.
 
         Raises:
-            StartupError: the weights can no longer be read. RuntimeError: the device has not the memory any more.
+            StartupError: the weights can no longer be read.
+            RuntimeError: the device has not the memory any more.
         """
-        if self._loaded is None:
-            self._loaded = _load(self._load, self._config, on_progress)
-        device = self._loaded.device
-        self._loaded.model.to(device)
-        self._cache = PagedKVCache(self._shapes, self._limits.num_blocks, self._limits.block_size, device)
+        loaded = self._loaded or _load(self._load, self._config, on_progress)
+        self._loaded = loaded
+        loaded.model.to(loaded.device)
+        # As many blocks as before, whatever is free now: the scheduler goes on with the same pool.
+        cache = PagedKVCache(self._shapes, self._limits.num_blocks, self._limits.block_size, loaded.device)
+        self._awake = _Awake(loaded, cache)
 
     def close(self) -> None:
         """Free the device; idempotent."""
-        self._loaded = self._cache = None
+        self._loaded = self._awake = None
         free_memory(self._limits.device)
 
 
 def _load(load: Loading, config: ModelConfig, on_progress: OnProgress) -> LoadedModel:
     loaded = load(config, ATTENTION_NAME, on_progress)
-    quicken_linears(loaded.model, loaded.device)
+    optimize_linears(loaded.model, loaded.device)
     return loaded
+
+
+def _max_model_len(info: ModelInfo, wanted: int | None) -> int:
+    limit = info.max_model_len
+    if wanted is not None and limit is not None and wanted > limit:
+        raise StartupError(f"max_model_len={wanted} is more than the model's {limit} positions")
+    chosen = limit if wanted is None else wanted
+    if chosen is None:
+        raise StartupError(f"{info.architecture} names no length limit; set max_model_len")
+    return chosen
+
+
+def _limits(
+    loaded: LoadedModel, cache: PagedKVCache, max_model_len: int, features: ModelFeatures, grammars: Grammars | None
+) -> RunnerLimits:
+    return RunnerLimits(
+        max_model_len=max_model_len,
+        vocab_size=loaded.info.vocab_size,
+        num_blocks=cache.num_blocks,
+        block_size=cache.block_size,
+        eos_token_ids=frozenset(loaded.info.eos_token_ids),
+        device=str(loaded.device),
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        features=frozenset({"logprobs", *features.names, *(() if grammars is None else ("grammar",))}),
+        hidden_size=features.hidden_size,
+    )
 
 
 def _forward(loaded: LoadedModel, cache: PagedKVCache, batch: StepBatch) -> torch.Tensor:
@@ -153,10 +184,21 @@ def _forward(loaded: LoadedModel, cache: PagedKVCache, batch: StepBatch) -> torc
     return logits
 
 
-def _max_model_len(loaded: LoadedModel, wanted: int | None) -> int:
-    limit = loaded.info.max_model_len
-    if wanted is None and limit is None:
-        raise StartupError(f"{loaded.info.architecture} names no length limit; set max_model_len")
-    if wanted is not None and limit is not None and wanted > limit:
-        raise StartupError(f"max_model_len={wanted} is more than the model's {limit} positions")
-    return wanted if wanted is not None else int(limit or 0)
+def free_memory(device: str) -> None:
+    """Collect what was dropped, and hand its memory back to the device and the system.
+
+    device: as in ``RunnerLimits``.
+    """
+    # An engine's process has frozen what it loaded, and a model is full of cycles: it is thawed to be collected.
+    was_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    gc.collect()
+    if was_frozen:
+        gc.freeze()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+    if sys.platform == "linux":
+        # The C library keeps freed memory for itself until it is asked; glibc alone can be.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

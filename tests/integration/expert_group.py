@@ -11,8 +11,8 @@ import torch
 
 from engine.config.engine_config import ModelConfig, ParallelConfig, SchedulerConfig
 from engine.core.native import NativeCore
-from engine.parallel.epoch import EpochGroup, prepare_epoch
-from engine.parallel.header import StepHeader, exchange_headers
+from engine.parallel.epoch import EpochGroup, exchange_headers, prepare_epoch
+from engine.parallel.group_member import StepHeader
 from engine.parallel.runner import ParallelRunner
 from engine.parallel.store import StoreServer
 from engine.wire.control import Membership
@@ -93,7 +93,7 @@ class ExpertGroup:
 
     def num_bytes(self, rank: int) -> int:
         """Return the bytes of all weights that a rank holds."""
-        model = self.runners[rank]._model.model
+        model = self.runners[rank]._model
         return sum(parameter.nbytes for parameter in model.parameters())
 
     def in_use(self, index: int) -> EpochGroup:

@@ -7,7 +7,8 @@ import pytest
 
 from client.core_thread import CoreThread
 from orchestrator.llm.grammar import Grammar
-from orchestrator.llm.offline import LLM, GenerationParams
+from orchestrator.llm.offline import LLM
+from orchestrator.llm.params import GenerationParams
 from orchestrator.llm.request_output import RequestOutput
 from tests.integration.test_offline_torch import opened
 from tests.unit.runner.families import embed

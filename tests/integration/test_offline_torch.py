@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.llm.offline import LLM, GenerationParams
+from orchestrator.llm.offline import LLM
+from orchestrator.llm.params import GenerationParams
 from orchestrator.llm.tokenizer import byte_tokenizer
 from tests.unit.runner.families import VOCAB_SIZE, embed, generate, pooled, save_family
 

@@ -9,8 +9,8 @@ import torch
 from tokenizers import Tokenizer
 
 from engine.config.engine_config import ModelConfig, SchedulerConfig
-from engine.model.conversion import unpacked_weights
 from engine.model.export import export
+from engine.model.loader import unpacked_weights
 from engine.model.names import resolve_model
 from engine.model.tokenizer_files import ExportSpec
 from engine.runner.torch_runner import TorchRunner

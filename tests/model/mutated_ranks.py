@@ -5,25 +5,37 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from engine.parallel.group_member import DPGroupMember, StepVerdict, leaves_below
-from engine.parallel.header import StepHeader
+from engine.parallel.group_member import DPGroupMember, StepHeader, StepVerdict, leaves_below
 from engine.wire.control import Membership, PauseMode
+from engine.wire.ids import EngineId
 from engine.wire.messages import GroupState
+from engine.wire.newest import NewestState
 from engine.wire.states import LockstepState
 from tests.model.events import Rules
 from tests.model.world import World
 
 
+class _AnyState(NewestState):
+    def accept(self, generation: int, seq: int) -> bool:
+        super().accept(generation, seq)
+        return True
+
+
+class _NumbersAlone(NewestState):
+    def accept(self, generation: int, seq: int) -> bool:
+        return super().accept(0, seq)
+
+
 class TakesOldStates(DPGroupMember):
-    def on_state(self, state: GroupState) -> None:
-        self._newest = (-1, -1)
-        super().on_state(state)
+    def __init__(self, engine_id: EngineId) -> None:
+        super().__init__(engine_id)
+        self._newest = _AnyState()
 
 
 class IgnoresGenerations(DPGroupMember):
-    def on_state(self, state: GroupState) -> None:
-        self._newest = (state.generation, self._newest[1])
-        super().on_state(state)
+    def __init__(self, engine_id: EngineId) -> None:
+        super().__init__(engine_id)
+        self._newest = _NumbersAlone()
 
 
 class TakesBackWhatWasCommitted(DPGroupMember):

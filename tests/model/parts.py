@@ -5,6 +5,7 @@ has is here as far as it decides what can happen.
 """
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -39,6 +40,12 @@ def twin(thing: Any) -> Any:
     """Return a shallow copy of an object that replaces, and never changes, what its attributes refer to."""
     copied = object.__new__(type(thing))
     copied.__dict__.update(thing.__dict__)
+    return copied
+
+
+def _twin_of(member: DPGroupMember) -> DPGroupMember:
+    copied: DPGroupMember = twin(member)
+    copied._newest = copy(member._newest)  # the one thing that a member changes in place
     return copied
 
 
@@ -80,7 +87,7 @@ class Rank:
         """Return a rank that can be changed."""
         return Rank(
             self.engine_id,
-            twin(self.member),
+            _twin_of(self.member),
             self.is_loaded,
             self.has_work,
             self.settings,
@@ -152,7 +159,7 @@ class Rank:
                     m.max_epoch_seen,
                     m.wave,
                     m._wave_seen,
-                    m._newest[0] + 2,
+                    m.generation + 2,
                     m.committed.epoch,
                     m.broken_epoch,
                     _epoch_of(m._proposal),

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from engine.wire.errors import EngineDeadError, EngineError, InvalidRequestError, StartupError
-from orchestrator.llm.offline import LLM, GenerationParams, RequestOutput
+from orchestrator.llm.offline import LLM
 from orchestrator.llm.offline_config import offline_config, offline_options
+from orchestrator.llm.params import GenerationParams
+from orchestrator.llm.request_output import RequestOutput
 
 FAIL, CRASH = 254, 255
 

@@ -11,8 +11,9 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig
 
 from engine.model.export import export
+from engine.model.model_info import ModelInfo
 from engine.model.names import resolve_model
-from engine.model.tokenizer_files import ExportReady, ExportSpec, ModelInfo, export_folder, tokenizer_folder
+from engine.model.tokenizer_files import ExportReady, ExportSpec, export_folder, tokenizer_folder
 from engine.wire.errors import StartupError
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -40,7 +41,6 @@ def run_export(model: Path, cache: Path) -> ExportReady:
 def test_all_files_are_written(model: Path, tmp_path: Path) -> None:
     ready = run_export(model, tmp_path / "cache")
     folder = Path(ready.tokenizer_dir)
-    assert ready.written
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert tokenizer.encode("abcab").ids == [4, 3]
     assert json.loads((folder / "tokenizer_config.json").read_text())["eos_token"] == "<|end|>"
@@ -52,7 +52,9 @@ def test_all_files_are_written(model: Path, tmp_path: Path) -> None:
 def test_a_second_export_finds_the_first_and_a_changed_model_is_exported_anew(model: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     first = run_export(model, cache)
-    assert run_export(model, cache) == ExportReady(tokenizer_dir=first.tokenizer_dir, written=False)
+    inode = Path(first.tokenizer_dir).stat().st_ino
+    assert run_export(model, cache) == first
+    assert Path(first.tokenizer_dir).stat().st_ino == inode, "it was written again"
     settings = json.loads((model / "tokenizer_config.json").read_text())
     (model / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": "another"}))
     assert tokenizer_folder(resolve_model(str(model)), cache) is None
@@ -62,7 +64,7 @@ def test_a_second_export_finds_the_first_and_a_changed_model_is_exported_anew(mo
 def test_a_folder_with_a_tokenizer_file_needs_no_export(model: Path, tmp_path: Path) -> None:
     (model / "tokenizer.json").write_text("{}")
     assert tokenizer_folder(resolve_model(str(model))) == model
-    assert run_export(model, tmp_path / "cache") == ExportReady(tokenizer_dir=str(model), written=False)
+    assert run_export(model, tmp_path / "cache") == ExportReady(tokenizer_dir=str(model))
     assert not (tmp_path / "cache").exists()
 
 
@@ -92,7 +94,7 @@ def test_the_process_prints_one_line_and_loads_no_torch_when_files_are_fresh(mod
         [sys.executable, "-c", code], input=msgspec.json.encode(spec), capture_output=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert msgspec.json.decode(done.stdout, type=ExportReady) == ExportReady(tokenizer_dir=str(folder), written=False)
+    assert msgspec.json.decode(done.stdout, type=ExportReady) == ExportReady(tokenizer_dir=str(folder))
     assert done.stdout.count(b"\n") == 1
 
 

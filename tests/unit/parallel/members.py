@@ -17,7 +17,7 @@ HOST = "127.0.0.1"
 
 
 class Company:
-    """Members that meet in a store of their own. When one fails, all are told to leave, and its error is raised."""
+    """Members that meet in a store of their own. When one fails, all are ordered to leave, and its error is raised."""
 
     def __init__(self, num_members: int) -> None:
         self.num_members = num_members

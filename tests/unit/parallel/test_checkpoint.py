@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from engine.config.engine_config import ModelConfig, ParallelConfig, SchedulerConfig
-from engine.parallel.checkpoint import most_rows
+from engine.parallel.checkpoint import max_rows
 from engine.parallel.runner import ParallelRunner
-from engine.runner.kv_memory import allocate_cache
+from engine.runner.kv_cache import allocate_cache
 from engine.wire.errors import StartupError
 from tests.unit.runner.families import load, save_family, without_bars
 
@@ -21,7 +21,7 @@ def test_room_is_for_the_smallest_group_and_the_one_before_or_after_it(
     min_members: int, num_redundant: int, expected: int
 ) -> None:
     parallel = ParallelConfig(min_members=min_members, num_redundant_experts=num_redundant)
-    assert most_rows(8, parallel) == expected
+    assert max_rows(8, parallel) == expected
 
 
 def test_the_cache_leaves_that_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Experts that are shared out give what they give together, and every member enters as many exchanges as the others."""
 
-import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from engine.model.expert_weights import find_experts
+from engine.parallel.epoch import exchange_headers
 from engine.parallel.experts import (
     CallRecorder,
     ExpertsCall,
@@ -20,8 +22,8 @@ from engine.parallel.experts import (
     compute_rows,
     replay,
 )
-from engine.parallel.header import StepHeader, exchange_headers
-from tests.unit.parallel.fake_group import PATIENCE_S, FakeGroup, FakeTransport, OutOfStepError
+from engine.parallel.group_member import StepHeader
+from tests.unit.parallel.fake_group import FakeGroup, OutOfStepError
 from tests.unit.parallel.members import run_members
 from tests.unit.runner.families import FAMILIES
 
@@ -185,32 +187,52 @@ def test_a_member_that_often_has_no_tokens_enters_as_many_exchanges_as_the_other
     assert group.entered[0] == {"headers": NUM_STEPS, "rows": 2 * NUM_STEPS}
 
 
-class _Pausing(_Doubler):
-    """Doubles when it may."""
+class _Traced(_Doubler):
+    """Doubles, and logs that it computes."""
 
-    def __init__(self, may_compute: threading.Event) -> None:
-        self.act_fn = self._pause
-        self._may_compute = may_compute
+    def __init__(self, log: list[str]) -> None:
+        self.act_fn = self._trace
+        self._log = log
 
-    def _pause(self, hidden: torch.Tensor) -> torch.Tensor:
-        assert self._may_compute.wait(PATIENCE_S / 2), "it would wait for ever"
+    def _trace(self, hidden: torch.Tensor) -> torch.Tensor:
+        self._log.append("compute")
         return hidden
 
 
-class _Entering:
-    """Sets an event when a member begins its nth exchange."""
+class _TracedTransport:
+    """One of two members' transport: logs what is begun and waited for, and receives what it was given before."""
 
-    def __init__(self, transport: FakeTransport, number: int, event: threading.Event) -> None:
-        self._transport, self._number, self._event = transport, number, event
+    num_members = 2
+    num_entered = 0
+    collective_s = 0.0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
+    def __init__(self, log: list[str], received: Sequence[torch.Tensor]) -> None:
+        self._log, self._received = log, received
 
-    def begin(self, *arguments: Any) -> Any:
-        exchange = self._transport.begin(*arguments)
-        if self._transport.num_entered == self._number:
-            self._event.set()
-        return exchange
+    def begin(self, rows: torch.Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> "_TracedExchange":
+        self.num_entered += 1
+        self._log.append(f"begin {self.num_entered}")
+        received = self._received[self.num_entered - 1]
+        assert len(received) == sum(receive_sizes)
+        return _TracedExchange(self._log, self.num_entered, received)
+
+    def close(self) -> None:
+        raise AssertionError("nobody leaves")
+
+
+@dataclass(frozen=True, slots=True)
+class _TracedExchange:
+    log: list[str]
+    number: int
+    received: torch.Tensor
+
+    def wait(self) -> torch.Tensor:
+        self.log.append(f"wait {self.number}")
+        return self.received
+
+
+TOKEN = _pack(torch.ones(1, 1), torch.tensor([[0, 1]]), torch.ones(1, 2))
+NO_PARTS = torch.zeros(0, 1)
 
 
 def take_layers(member: int, transport: Any, layer: Any, num_layers: int) -> None:
@@ -226,32 +248,19 @@ def take_layers(member: int, transport: Any, layer: Any, num_layers: int) -> Non
 
 
 def test_who_alone_has_tokens_computes_before_others_have_come() -> None:
-    group, has_begun_to_combine = FakeGroup(2), threading.Event()
-
-    def act(index: int) -> None:
-        _, rows = group.transports(index)
-        if index:
-            assert has_begun_to_combine.wait(PATIENCE_S / 2), "it waits for rows that do not come"
-            take_layers(1, rows, _Doubler(), 1)
-        else:
-            take_layers(0, _Entering(rows, 2, has_begun_to_combine), _Doubler(), 1)
-
-    run_members(2, act)
-    group.assert_even()
+    log: list[str] = []
+    parts = torch.tensor([[2.0], [2.0]])
+    take_layers(0, _TracedTransport(log, [TOKEN, parts, TOKEN, parts]), _Traced(log), 2)
+    one_layer = ["begin 1", "compute", "begin 2", "wait 2", "wait 1"]
+    assert log[:5] == one_layer, "the exchange that brings nothing is waited for behind the one that brings something"
+    assert log[5:] == ["begin 3", "compute", "begin 4", "wait 4", "wait 3"]
 
 
 def test_who_has_no_tokens_is_at_the_next_layer_before_the_others_have_finished_this_one() -> None:
-    group, is_at_the_next = FakeGroup(2), threading.Event()
-
-    def act(index: int) -> None:
-        _, rows = group.transports(index)
-        if index:
-            take_layers(1, _Entering(rows, 3, is_at_the_next), _Doubler(), 2)
-        else:
-            take_layers(0, rows, _Pausing(is_at_the_next), 2)
-
-    run_members(2, act)
-    group.assert_even()
+    log: list[str] = []
+    take_layers(1, _TracedTransport(log, [TOKEN, NO_PARTS, TOKEN, NO_PARTS]), _Traced(log), 2)
+    assert log[:5] == ["begin 1", "wait 1", "compute", "begin 2", "begin 3"], "nobody waits for parts of no tokens"
+    assert log[5:] == ["wait 3", "wait 2", "compute", "begin 4", "wait 4"], "a step that ended was whole for everybody"
 
 
 def test_a_break_in_the_last_exchange_is_found_at_the_end_of_the_step() -> None:
@@ -277,7 +286,7 @@ def test_what_was_under_way_when_a_step_broke_is_waited_for_by_nobody() -> None:
     rows.close()
     with pytest.raises(OutOfStepError, match="waits alone"):
         shared.compute(_Doubler(), torch.ones(1, 1), torch.tensor([[0, 1]]), torch.ones(1, 2))
-    shared.let_go()
+    shared.abandon()
     shared.end()
 
 

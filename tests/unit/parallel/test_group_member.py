@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.parallel.group_member import DPGroupMember
-from engine.parallel.header import StepHeader
+from engine.parallel.group_member import DPGroupMember, StepHeader
 from engine.wire.control import ClusterSettings, Membership, PauseMode
 from engine.wire.ids import EngineId
 from engine.wire.messages import GroupState

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from engine.parallel.store import MAX_KEYS, MAX_VALUE_BYTES, GroupStore, Keys, StoreError, StoreServer
+from engine.parallel.store import MAX_KEYS, MAX_VALUE_BYTES, GroupStore, KeyTable, StoreError, StoreServer
 from engine.wire.errors import AddressError
 
 HOST = "127.0.0.1"
@@ -34,8 +34,22 @@ def test_what_one_sets_another_gets(server: StoreServer) -> None:
     other.close()
 
 
+def test_a_key_that_is_not_set_yet_is_sent_to_whoever_waits_for_it() -> None:
+    keys = KeyTable()
+    assert keys.handle(b"early", [b"get", b"k", b""]) == []
+    assert keys.handle(b"other", [b"get", b"another", b""]) == []
+    assert keys.handle(b"late", [b"set", b"k", b"1"]) == [(b"late", b""), (b"early", b"1")]
+    assert keys.handle(b"late", [b"set", b"k", b"2"]) == [(b"late", b"")], "once"
+
+
 def test_who_comes_early_waits(server: StoreServer) -> None:
-    early, late = client(server), client(server)
+    is_waiting = threading.Event()
+
+    def must_leave() -> bool:  # polled when a reply has not come for a while
+        is_waiting.set()
+        return False
+
+    early, late = GroupStore(server.endpoint, 30.0, must_leave), client(server)
     got: list[bytes] = []
 
     def wait() -> None:
@@ -44,6 +58,7 @@ def test_who_comes_early_waits(server: StoreServer) -> None:
 
     waiting = threading.Thread(target=wait)
     waiting.start()
+    assert is_waiting.wait(30)
     late.set("b", b"2")
     late.set("a", b"1")
     waiting.join(30)
@@ -69,7 +84,7 @@ def test_a_server_that_is_not_there_is_no_wait_for_ever(server: StoreServer) -> 
 
 def test_who_is_told_to_leave_leaves(server: StoreServer) -> None:
     store = GroupStore(server.endpoint, 3600.0, lambda: True)
-    with pytest.raises(StoreError, match="told to leave"):
+    with pytest.raises(StoreError, match="ordered to leave"):
         store.get("a")
     store.close()
     with pytest.raises(StoreError, match="closed"):
@@ -82,40 +97,40 @@ def test_a_host_that_is_not_here_cannot_be_served() -> None:
 
 
 @pytest.mark.parametrize(
-    "question",
+    "frames",
     [[], [b""], [b"get"], [b"get", b"k"], [b"put", b"k", b""], [b"add", b"k", b"-1"], [b"add", b"k", b"9" * 5000]],
 )
-def test_what_makes_no_sense_is_not_answered(question: list[bytes]) -> None:
-    keys = Keys()
-    assert keys.ask(b"peer", question) == []
+def test_what_makes_no_sense_is_not_answered(frames: list[bytes]) -> None:
+    keys = KeyTable()
+    assert keys.handle(b"peer", frames) == []
     assert len(keys) == 0
 
 
 def test_numbers_are_not_added_to_what_is_none() -> None:
-    keys = Keys()
-    keys.ask(b"peer", [b"set", b"k", b"text"])
-    assert keys.ask(b"peer", [b"add", b"k", b"1"]) == []
-    assert keys.ask(b"peer", [b"set", b"k", b"x" * (MAX_VALUE_BYTES + 1)]) == []
-    assert keys.ask(b"peer", [b"get", b"k", b""]) == [(b"peer", b"text")]
+    keys = KeyTable()
+    keys.handle(b"peer", [b"set", b"k", b"text"])
+    assert keys.handle(b"peer", [b"add", b"k", b"1"]) == []
+    assert keys.handle(b"peer", [b"set", b"k", b"x" * (MAX_VALUE_BYTES + 1)]) == []
+    assert keys.handle(b"peer", [b"get", b"k", b""]) == [(b"peer", b"text")]
 
 
 def test_keys_are_bounded_and_the_oldest_goes() -> None:
-    keys = Keys()
+    keys = KeyTable()
     for number in range(MAX_KEYS + 5):
-        keys.ask(b"peer", [b"set", b"%d" % number, b""])
+        keys.handle(b"peer", [b"set", b"%d" % number, b""])
     assert len(keys) == MAX_KEYS
-    assert keys.ask(b"peer", [b"get", b"4", b""]) == []
-    assert keys.ask(b"peer", [b"get", b"5", b""]) == [(b"peer", b"")]
+    assert keys.handle(b"peer", [b"get", b"4", b""]) == []
+    assert keys.handle(b"peer", [b"get", b"5", b""]) == [(b"peer", b"")]
 
 
-def test_a_stranger_does_not_end_the_server(server: StoreServer) -> None:
+def test_malformed_requests_do_not_end_the_server(server: StoreServer) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    stranger = context.socket(zmq.DEALER)
-    stranger.connect(server.endpoint)
+    unknown = context.socket(zmq.DEALER)
+    unknown.connect(server.endpoint)
     for frames in ([b""], [b"\xff" * 100] * 7, [b"get", b"\xff\xfe", b""], [b"set", b"k", b"x" * 100_000]):
-        stranger.send_multipart(frames)
-    stranger.send_multipart([b"set", b"k", b""])
-    assert stranger.poll(20_000), "an answer to what made sense"
+        unknown.send_multipart(frames)
+    unknown.send_multipart([b"set", b"k", b""])
+    assert unknown.poll(20_000), "an answer to what made sense"
     context.destroy(linger=0)
     store = client(server)
     assert store.get("k") == b""

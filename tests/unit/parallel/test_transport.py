@@ -88,7 +88,7 @@ def leaving_s() -> float:
         return is_told.is_set()
 
     def wait_until_told(transport: Transport) -> None:
-        with pytest.raises(GroupBrokenError, match="told to leave"):
+        with pytest.raises(GroupBrokenError, match="ordered to leave"):
             all_to_all(transport, torch.zeros(2, 1), [1, 1], [1, 1])
         took_s.append(time.monotonic() - told_at[0])
         is_over.set()
@@ -175,7 +175,7 @@ def test_who_is_told_to_leave_a_meeting_does_not_wait_for_those_who_never_come()
         is_asked.set()
         return was_asked
 
-    with pytest.raises(GroupBrokenError, match=r"1/1 did not form: .*told to leave"):
+    with pytest.raises(GroupBrokenError, match=r"1/1 did not form: .*ordered to leave"):
         company.meet(0, must_leave=must_leave)
     company.close()
 
@@ -196,6 +196,6 @@ def test_groups_of_two_epochs_do_not_meet() -> None:
 
 
 def test_who_cannot_reach_the_store_says_which_group_did_not_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MEETING_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(module, "_RENDEZVOUS_TIMEOUT_S", 0.05)
     with pytest.raises(GroupBrokenError, match="1/1 did not form: no answer"):
         module.form_transports("tcp://127.0.0.1:9", "1/1", 0, 1, torch.device("cpu"), lambda: False, host="127.0.0.1")

@@ -40,7 +40,7 @@ def plan_of(sequences: Sequence[SequenceState]) -> StepPlan:
 
 
 def sample(logits: torch.Tensor, sequences: Sequence[SequenceState], sampler: Sampler | None = None) -> list[Sample]:
-    """Run one step whose scores are given; they are left as they are."""
+    """Run one step whose logits are given; they are left as they are."""
     return (sampler or Sampler(frozenset({EOS}))).sample(logits.clone(), plan_of(sequences))
 
 
@@ -54,32 +54,32 @@ def logits(rows: int, vocabulary: int = VOCABULARY, spread: float = 2.0) -> torc
     return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(5)) * spread
 
 
-def expected_scores(row: torch.Tensor, sampling: SamplingParams, prompt: list[int], output: list[int]) -> NDArray[Any]:
+def expected_logits(row: torch.Tensor, sampling: SamplingParams, prompt: list[int], output: list[int]) -> NDArray[Any]:
     """Apply every rule the plain way: token by token, in double precision."""
-    scores = row.double().numpy().copy()
+    values = row.double().numpy().copy()
     for token in {*prompt, *output}:
         factor = sampling.repetition_penalty
-        scores[token] = scores[token] / factor if scores[token] > 0 else scores[token] * factor
+        values[token] = values[token] / factor if values[token] > 0 else values[token] * factor
     for token in set(output):
-        scores[token] -= sampling.presence_penalty + sampling.frequency_penalty * output.count(token)
+        values[token] -= sampling.presence_penalty + sampling.frequency_penalty * output.count(token)
     for token, bias in sampling.logit_bias.items():
-        scores[token] += bias
-    forbidden = set(range(len(scores))) - set(sampling.allowed_token_ids) if sampling.allowed_token_ids else set()
+        values[token] += bias
+    forbidden = set(range(len(values))) - set(sampling.allowed_token_ids) if sampling.allowed_token_ids else set()
     for *beginning, last in sampling.bad_words:
         if output[len(output) - len(beginning) :] == beginning:
             forbidden.add(last)
     if len(output) < sampling.min_tokens:
         forbidden |= {*sampling.stop_token_ids, *(() if sampling.ignore_eos else (EOS,))}
-    scores[sorted(forbidden)] = -np.inf
-    return scores
+    values[sorted(forbidden)] = -np.inf
+    return values
 
 
 def expected_distribution(
     row: torch.Tensor, sampling: SamplingParams, prompt: list[int] | None = None, output: list[int] | None = None
 ) -> NDArray[np.float64]:
     """Filter the plain way: sort, then top-k, top-p within it, min-p."""
-    scores = expected_scores(row, sampling, prompt or [0], output or [])
-    probabilities = np.exp((scores - scores.max()) / sampling.temperature)
+    values = expected_logits(row, sampling, prompt or [0], output or [])
+    probabilities = np.exp((values - values.max()) / sampling.temperature)
     probabilities /= probabilities.sum()
     order = np.argsort(-probabilities)
     kept = order[: sampling.top_k or None]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.interfaces.plan import ScheduledChunk, SequenceState
-from engine.runner.embeds import given_embeds
+from engine.runner.batch import collect_embeds
 from engine.wire.ids import ClientId
 from engine.wire.sampling import SamplingParams
 from engine.wire.tensors import Tensor
@@ -41,7 +41,7 @@ def tensor(rows: np.ndarray) -> Tensor:
 
 def overwritten(chunks: Sequence[ScheduledChunk]) -> list[float]:
     """Return the first number of each row of a step whose tokens all have embeddings of zeros."""
-    given = given_embeds(chunks, CPU)
+    given = collect_embeds(chunks, CPU)
     assert given is not None
     zeros = torch.zeros(1, sum(c.num_tokens for c in chunks), HIDDEN)
     rows: list[float] = given.overwrite(zeros)[0, :, 0].tolist()
@@ -50,11 +50,11 @@ def overwritten(chunks: Sequence[ScheduledChunk]) -> list[float]:
 
 
 def test_a_step_of_tokens_has_none() -> None:
-    assert given_embeds([chunk(0, 3, 3, None)], CPU) is None
+    assert collect_embeds([chunk(0, 3, 3, None)], CPU) is None
 
 
 def test_a_step_behind_the_prompt_has_none() -> None:
-    assert given_embeds([chunk(5, 1, 5, tensor(matrix(5)))], CPU) is None
+    assert collect_embeds([chunk(5, 1, 5, tensor(matrix(5)))], CPU) is None
 
 
 def test_rows_stand_where_their_chunk_stands_and_the_output_keeps_its_tokens() -> None:
@@ -74,7 +74,7 @@ def test_each_format_is_read_as_it_was_written(dtype: torch.dtype, model_dtype: 
     rows = torch.randn(3, HIDDEN).to(dtype)
     data = rows.view(torch.uint8).numpy().tobytes()  # read-only, like what comes over the wire
     embeds = Tensor(str(dtype).removeprefix("torch."), rows.shape, data)
-    given = given_embeds([chunk(1, 2, 3, embeds)], CPU)
+    given = collect_embeds([chunk(1, 2, 3, embeds)], CPU)
     assert given is not None
     found = given.overwrite(torch.zeros(1, 2, HIDDEN, dtype=model_dtype))
     assert found.dtype is model_dtype

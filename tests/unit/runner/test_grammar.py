@@ -1,4 +1,4 @@
-"""Outputs stay within their grammar, whatever the scores; a grammar that cannot be matched ends its own request."""
+"""Outputs stay within their grammar, whatever the logits; a grammar that cannot be matched ends its own request."""
 
 import json
 import re
@@ -10,8 +10,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.interfaces.plan import SequenceState
-from engine.runner.grammar import Grammars
-from engine.runner.grammar_compiler import GrammarCompiler
+from engine.runner.grammar import GrammarCompiler, Grammars
 from engine.runner.sampler import Sampler
 from engine.wire.messages import ErrorKind
 from engine.wire.sampling import SamplingParams

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from engine.model.placement import computes_natively
-from engine.runner.linears import PackedLinear, WidenedLinear, quicken_linears
+from engine.runner.linears import PackedLinear, WidenedLinear, optimize_linears
 
 CPU = torch.device("cpu")
 SHAPES = [(1, 1, 48), (1, 3, 48), (1, 4, 48), (1, 50, 48), (1, 0, 48), (7, 48)]
@@ -62,17 +62,17 @@ def test_widened_rows_are_the_exact_product_rounded_once(shape: tuple[int, ...],
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_quickened_model_answers_as_before(dtype: torch.dtype) -> None:
+def test_an_optimized_model_answers_as_before(dtype: torch.dtype) -> None:
     model = Tied(dtype)
     token_ids = torch.arange(6)[None]
     expected = model(token_ids)
-    quicken_linears(model, CPU)
+    optimize_linears(model, CPU)
     torch.testing.assert_close(model(token_ids), expected, rtol=0.03 if dtype == torch.bfloat16 else 1e-4, atol=1e-4)
 
 
 def test_an_output_layer_is_packed_apart_from_the_embedding_it_is_tied_to() -> None:
     model = Tied(torch.float32)
-    quicken_linears(model, CPU)
+    optimize_linears(model, CPU)
     assert isinstance(model.head, PackedLinear)
     assert model.embed.weight.device == CPU
     assert [name for name, _ in model.named_parameters()] == [
@@ -88,14 +88,14 @@ def test_an_output_layer_is_packed_apart_from_the_embedding_it_is_tied_to() -> N
 def test_small_layers_and_classes_of_their_own_stay() -> None:
     model = Tied(torch.float32)
     small, own = model.small, model.own
-    quicken_linears(model, CPU)
+    optimize_linears(model, CPU)
     assert (model.small, model.own) == (small, own)
 
 
 @pytest.mark.skipif(computes_natively(CPU, torch.bfloat16), reason="this processor has bfloat16 instructions")
 def test_a_format_without_instructions_is_widened_and_keeps_its_weights() -> None:
     model = Tied(torch.bfloat16)
-    quicken_linears(model, CPU)
+    optimize_linears(model, CPU)
     assert isinstance(model.head, WidenedLinear)
     assert isinstance(model.small, WidenedLinear)
     assert model.head.weight is model.embed.weight
@@ -103,5 +103,5 @@ def test_a_format_without_instructions_is_widened_and_keeps_its_weights() -> Non
 
 def test_other_devices_keep_the_layers_of_the_library() -> None:
     model = Tied(torch.float32)
-    quicken_linears(model, torch.device("meta"))
+    optimize_linears(model, torch.device("meta"))
     assert type(model.head) is nn.Linear

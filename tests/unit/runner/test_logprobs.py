@@ -58,8 +58,8 @@ def reference(folder: Path, token_ids: list[int]) -> torch.Tensor:
     """Return the log-probabilities [n - 1, vocabulary] of what follows each token but the last."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.inference_mode():
-        scores: torch.Tensor = model(torch.tensor([token_ids])).logits[0, :-1]
-    return scores.log_softmax(dim=-1)
+        raw: torch.Tensor = model(torch.tensor([token_ids])).logits[0, :-1]
+    return raw.log_softmax(dim=-1)
 
 
 def check(logprobs: Logprobs | None, expected: torch.Tensor, token_ids: list[int], num_top: int) -> None:

@@ -138,27 +138,27 @@ def test_exactly_the_right_tokens_are_kept_however_wide_the_mass_is_spread(case:
     expected = expected_distribution(row[0], case.sampling)
     seeded = [sequence(msgspec.structs.replace(case.sampling, seed=seed)) for seed in range(300)]
     drawn = np.array(tokens(row.expand(len(seeded), -1), seeded))
-    scores = row[0].numpy()
-    assert (scores[drawn] >= scores[expected > 0].min() - 1e-6).all(), "a token below the cut was drawn"
+    values = row[0].numpy()
+    assert (values[drawn] >= values[expected > 0].min() - 1e-6).all(), "a token below the cut was drawn"
     # Outcomes must spread over the vocabulary as the mass does (Kolmogorov-Smirnov, one in a million).
-    share = np.bincount(drawn, minlength=len(scores)) / len(drawn)
+    share = np.bincount(drawn, minlength=len(values)) / len(drawn)
     assert np.abs(np.cumsum(share) - np.cumsum(expected)).max() < 2.7 / np.sqrt(len(drawn))
-    # ... and over the scores: the weakest tokens kept come as often as they should
-    order = np.argsort(scores)
+    # ... and over the logits: the weakest tokens kept come as often as they should
+    order = np.argsort(values)
     assert np.abs(np.cumsum(share[order]) - np.cumsum(expected[order])).max() < 2.7 / np.sqrt(len(drawn))
 
 
 def test_the_cut_is_found_among_any_number_of_best_tokens_or_not_claimed() -> None:
     row = logits(1, vocabulary=500)
-    scores = (row - row.max()).sort(descending=True).values
-    mass = scores.exp().sum(dim=-1, dtype=torch.float64)
+    scaled = (row - row.max()).sort(descending=True).values
+    mass = scaled.exp().sum(dim=-1, dtype=torch.float64)
     for sampling in (params(top_p=0.6), params(top_k=20), params(top_k=30, top_p=0.5), params(min_p=0.05)):
-        filters = Filters.of([sampling], 500, scores.device)
-        right, holds = filters.cut(scores, mass)
+        filters = Filters.of([sampling], 500, scaled.device)
+        right, holds = filters.cut(scaled, mass)
         assert holds.item()
-        kept = int((scores >= right).sum())
+        kept = int((scaled >= right).sum())
         for width in range(1, 500):
-            cut, holds = filters.cut(scores[:, :width], mass)
+            cut, holds = filters.cut(scaled[:, :width], mass)
             assert not holds.item() or cut.item() == right.item()
             assert holds.item() or width <= max(kept, sampling.top_k)
 

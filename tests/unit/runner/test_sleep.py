@@ -9,8 +9,7 @@ from transformers import LlamaConfig
 
 from engine.config.engine_config import ModelConfig, SchedulerConfig
 from engine.core.native import NativeCore
-from engine.runner.free_memory import free_memory
-from engine.runner.torch_runner import TorchRunner
+from engine.runner.torch_runner import TorchRunner, free_memory
 from tests.unit.engine.builders import CLIENT, make_request
 from tests.unit.runner.driver import Driver
 from tests.unit.runner.families import save_family, save_model
@@ -30,7 +29,7 @@ def rss() -> int:
 def test_memory_falls_with_the_level_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """96 MB of weights, 32 MB of cache that was used; half of each must be seen to go."""
     # The record of its warning would keep a traceback, which keeps the loading frame, which keeps the model.
-    monkeypatch.setattr(logging.getLogger("engine.runner.grammar_tokenizer"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger("engine.runner.grammar"), "disabled", True)
     config = LlamaConfig(
         vocab_size=48_000,
         hidden_size=256,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.runner.philox import philox4x32, uniforms
+from engine.runner.draw import philox4x32, uniforms
 
 ONES = 0xFFFFFFFF
 

@@ -1,6 +1,7 @@
 """What each member says at the beginning of a step reaches all of them, in the same order."""
 
-from engine.parallel.header import StepHeader, exchange_headers
+from engine.parallel.epoch import exchange_headers
+from engine.parallel.group_member import StepHeader
 from tests.unit.parallel.members import Company
 
 LARGEST = 2**63 - 1

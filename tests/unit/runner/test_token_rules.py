@@ -6,10 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
-from engine.runner.bad_words import BadWords
-from engine.runner.penalties import TokenCounts
-from engine.runner.rules import TokenRules
-from tests.unit.runner.sampling import EOS, expected_scores, logits, params, sequence, tokens
+from engine.runner.token_rules import BadWords, TokenCounts, TokenRules
+from tests.unit.runner.sampling import EOS, expected_logits, logits, params, sequence, tokens
 
 PROMPT = [3, 3, 17]
 
@@ -75,7 +73,7 @@ def test_a_batch_of_rules_equals_the_plain_way(num_output: int) -> None:
     sequences = [sequence(p, [8, 7, 8, 9, 9, 8][:num_output], prompt=PROMPT) for p in some]
     rows = logits(len(some))
     expected = [
-        expected_scores(row, s.sampling, PROMPT, s.token_ids[len(PROMPT) :])
+        expected_logits(row, s.sampling, PROMPT, s.token_ids[len(PROMPT) :])
         for row, s in zip(rows, sequences, strict=True)
     ]
     TokenRules(frozenset({EOS})).apply(rows, sequences)

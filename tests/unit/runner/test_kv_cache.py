@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from engine.config.engine_config import SchedulerConfig
-from engine.runner.kv_cache import LayerShape
-from engine.runner.kv_memory import allocate_cache, count_blocks, memory_bytes
+from engine.runner.kv_cache import LayerShape, allocate_cache, count_blocks, memory_bytes
 from engine.wire.errors import StartupError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:1")
