@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.interfaces.plan import Sample, SequenceState, StepPlan
-from engine.scheduler.finish import returns_only_logprobs
+from engine.scheduler.outputs import returns_only_logprobs
 from engine.wire.messages import EngineCoreOutput
 from tests.unit.engine.builders import CLIENT, EOS, OTHER_CLIENT, make_scheduler, make_sequence
 from tests.unit.engine.reference import FakeDevice, NaiveCache, content
