@@ -211,7 +211,7 @@ class DPEngineCoreProc(EngineCoreProc):
         """Take one step with all members; one that breaks is discarded and leaves no trace but its time."""
         assert self._group is not None, "who runs is in a group"
         may_step = self._pause_controller.may_step and self._put_off is None
-        plan = core.plan() if may_step else _NOTHING
+        plan = core.scheduler.plan() if may_step else _NOTHING
         self._publish(core)  # a report sent while the step takes its time must not count those that run as waiting
         header = self._header(plan, may_step)
         try:
@@ -255,7 +255,7 @@ class DPEngineCoreProc(EngineCoreProc):
             self._collective_s = collective_s
 
     def _tell_outputs(self, core: LockstepCore, plan: StepPlan, samples: Sequence[Sample]) -> None:
-        outputs = core.apply(plan, samples, time.monotonic())
+        outputs = core.scheduler.apply(plan, samples, time.monotonic())
         report_seq = self._publish(core)
         if outputs:
             self._output.put(outputs, report_seq)

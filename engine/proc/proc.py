@@ -127,7 +127,7 @@ class EngineCoreProc:
 
     def _flush(self, core: EngineCore) -> None:
         """Tell what there is to tell without a step: ends of the aborted and of the impossible."""
-        outputs = core.flush()
+        outputs = core.scheduler.flush()
         if outputs:
             self._output.put(outputs, self._shared.next_report_seq)
 
@@ -155,9 +155,9 @@ class EngineCoreProc:
             case Received(UtilityRequest() as call):
                 self._output.put_utility(call.client_id, self._call(core, call), self._shared.next_report_seq)
             case ClientGone(client_id):
-                core.free_client(client_id)
+                core.scheduler.free_client(client_id)
             case ClientStalled(client_id, is_stalled):
-                (core.stall_client if is_stalled else core.resume_client)(client_id)
+                (core.scheduler.stall_client if is_stalled else core.scheduler.resume_client)(client_id)
             case ClusterSettings() as settings:
                 self._apply(settings)
         return False
@@ -196,7 +196,7 @@ class EngineCoreProc:
     def _shut_down(self, core: EngineCore) -> None:
         """Give every sequence back to its client, those in the core and those not yet seen: they go on elsewhere."""
         self._shared.set_stopping(self._shared.stop_reason or "")
-        core.give_back_all()
+        core.scheduler.give_back_all()
         self._admit(core, self._shared.take_rest())
         self._flush(core)
         self._output.put_notice(EEPNotification.SHUTDOWN_COMPLETE, self._shared.next_report_seq)

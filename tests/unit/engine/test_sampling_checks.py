@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.core.sampling_checks import sampling_fault
+from engine.core.validation import sampling_fault
 from engine.interfaces.engine_core import RunnerLimits
 from engine.wire.sampling import SamplingParams
 
