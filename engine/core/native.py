@@ -120,7 +120,7 @@ def _find(methods: Mapping[str, Callable[..., Any]], name: str) -> Callable[...,
 
 
 def _to_sequence(request: AddRequest, received_at: float) -> SequenceState:
-    # A request with output tokens is resumed here. To the scheduler it is a preempted sequence: all its tokens are known.
+    # A request with output tokens is resumed here; to the scheduler it is a preempted sequence, all tokens known.
     return SequenceState(
         client_id=request.client_id,
         request_id=request.request_id,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import zmq
 
-from engine.proc.heartbeat import FIRST_GAP_S, NEXT_GAP_S
 from engine.proc.output import OutputThread
+from engine.proc.pacing import HEARTBEAT_FIRST_GAP_S, HEARTBEAT_NEXT_GAP_S
 from engine.proc.shared import ClientGone, ClientStalled, Intake, SharedState
 from engine.wire.codec import output_decoder
 from engine.wire.ids import ClientId, EngineId
@@ -79,7 +79,7 @@ def test_behind_the_last_frame_come_empty_ones_so_that_a_lost_one_is_noticed() -
     with deaf_client() as client:
         client.thread.put({CLIENT: [EngineCoreOutput(1, 0, 0, 0, [7])]}, report_seq=1)
         numbers = []
-        for gap_s in (0.0, FIRST_GAP_S, NEXT_GAP_S):
+        for gap_s in (0.0, HEARTBEAT_FIRST_GAP_S, HEARTBEAT_NEXT_GAP_S):
             assert client.pull.poll(int(1000 * (gap_s + 5)))
             numbers.append(client.take_one())
         assert numbers == [1, 2, 3]
