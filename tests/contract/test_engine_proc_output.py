@@ -44,6 +44,14 @@ class DeafClient:
         """Return the number of the next frame."""
         return self._decode(self.pull.recv()).out_seq
 
+    def take_into(self, tokens: dict[int, list[int]], numbers: list[int]) -> None:
+        """Read one frame: its tokens behind those of each sequence, its number behind the others."""
+        frame = self._decode(self.pull.recv())
+        numbers.append(frame.out_seq)
+        for output in frame.outputs:
+            assert output.first_position == len(tokens[output.request_id])
+            tokens[output.request_id] += output.new_token_ids
+
 
 @contextmanager
 def deaf_client(**slow_client_detector: float) -> Iterator[DeafClient]:
@@ -83,6 +91,24 @@ def test_behind_the_last_frame_come_empty_ones_so_that_a_lost_one_is_noticed() -
             assert client.pull.poll(int(1000 * (gap_s + 5)))
             numbers.append(client.take_one())
         assert numbers == [1, 2, 3]
+
+
+def test_a_slow_client_gets_every_token_once_and_in_order_while_steps_go_on() -> None:
+    """Steps come while frames are under way, refused and merged: the loop and the thread share one queue."""
+    num_steps = 20_000
+    with deaf_client() as client:
+        tokens: dict[int, list[int]] = {1: [], 2: []}
+        numbers: list[int] = []
+        for step in range(num_steps):
+            client.thread.put({CLIENT: [EngineCoreOutput(i, 0, 0, step, [step]) for i in tokens]}, report_seq=step + 1)
+            if step % 3 == 0 and client.pull.poll(0):
+                client.take_into(tokens, numbers)
+        while len(tokens[2]) < num_steps:
+            assert client.pull.poll(5_000), "nothing came"
+            client.take_into(tokens, numbers)
+    assert tokens == {request_id: list(range(num_steps)) for request_id in tokens}
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert len(numbers) < num_steps, "nothing was merged: the pipe never was full"
 
 
 @pytest.mark.parametrize("is_closed", [True, False])

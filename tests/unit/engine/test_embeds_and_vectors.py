@@ -1,4 +1,4 @@
-"""Prompts of embeddings and pooled sequences, as the scheduler and the engine's door see them."""
+"""Prompts of embeddings and pooled sequences, as the scheduler and the engine's validation see them."""
 
 import struct
 from typing import Any

@@ -1,4 +1,4 @@
-"""The native core: requests in, checked, stepped and told; on a runner that computes nothing."""
+"""The native core: requests in, checked, stepped and answered; on a runner that computes nothing."""
 
 import math
 from collections.abc import Callable

@@ -190,7 +190,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_nothing_is_computed_twice(plan)
 
     def check_nothing_is_computed_twice(self, plan: StepPlan) -> None:
-        """No newcomer computes a block that somebody before it in the plan computes and it could have found."""
+        """No new request computes a block that somebody before it in the plan computes and it could have found."""
         computed: set[object] = set()
         for chunk in plan.chunks:
             sequence, next_end = chunk.sequence, (chunk.start // BLOCK_SIZE + 1) * BLOCK_SIZE

@@ -1,4 +1,4 @@
-"""The engine's own door refuses what its runner could not follow, by name."""
+"""The engine's own validation refuses what its runner could not follow, by name."""
 
 import math
 from typing import Any
