@@ -69,7 +69,7 @@ class ClientOutputQueue:
 
     def clear(self) -> None:
         """Forget what was not sent, and skip a number so that the client sees the gap."""
-        self._step, self._joined = [], {}
+        self._step, self._joined = [], {}  # last words stay: they explain what the gap does not
         self._utility_outputs.clear()
         self._out_seq += 1
         self._owes_frame = True  # only a frame behind the gap shows it
@@ -87,7 +87,7 @@ class ClientOutputQueue:
         outputs = self._take_outputs()
         utility_output = self._utility_outputs.popleft() if self._utility_outputs else None
         last_words = None
-        if not outputs and utility_output is None:
+        if not outputs and utility_output is None:  # behind everything else: the client closes when it reads them
             last_words, self._last_words = self._last_words, None
         self._owes_frame = False
         self._out_seq += 1
@@ -104,7 +104,7 @@ class ClientOutputQueue:
 
     def put_back(self, frame: EngineCoreOutputs) -> None:
         """Take back the frame that was taken last, because it was refused: in front of what came meanwhile."""
-        self._out_seq -= 1
+        self._out_seq -= 1  # nothing was taken since, so the number is free again
         later = self._step or list(self._joined.values())
         self._step, self._joined = frame.outputs, {}
         if later:
@@ -139,7 +139,7 @@ class ClientOutputQueue:
 
 
 def _copy(output: EngineCoreOutput) -> EngineCoreOutput:
-    copied = copy(output)
+    copied = copy(output)  # shallow: the list of tokens, which grows, would be shared with the step
     copied.new_token_ids = output.new_token_ids.copy()
     return copied
 

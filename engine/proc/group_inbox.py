@@ -35,6 +35,7 @@ class GroupInbox:
     def see(self, state: GroupState) -> None:
         """Take a state that is newer than all before; input thread."""
         with self._lock:
+            # It only rises: for a proposal that was withdrawn other members may have left their group already.
             self._leaves_below = max(self._leaves_below, leaves_below(state))
             self._state = state
             self._replicas = replicas_by_rank(state.replicas)

@@ -142,10 +142,12 @@ class InputThread:
                         handler()
                 now = time.monotonic()
                 reports.send_due(now)
-                for channel in self._channels.values():
+                for (
+                    channel
+                ) in self._channels.values():  # no timer of its own: a report ends the poll after 0.2 s at most
                     channel.repeat_handshake(now)
         finally:
-            reports.close()
+            reports.close()  # with a last report, which shows why the engine stops
             state_socket.close()
 
     def _open_report_channel(self) -> ReportChannel:
@@ -193,9 +195,10 @@ class InputThread:
             self._shared.see_draining(is_draining=self._group.is_draining)
             self._shared.see_settings(self._group.settings)
             self._follow_group(state)
-            if self._group.is_dismissed:
+            if self._group.is_dismissed:  # not ended here: the loop first gives back what it has
                 self._shared.request_stop("dismissed")
             self._follow_clients()
+            # For observers: to join is no reconfiguration, and to leave has a notice of its own.
             if was_member and self._group.is_member and self._group.epoch != epoch:
                 self._output.put_notice(EEPNotification.RECONFIGURE_FINISHED, self._shared.next_report_seq)
 
@@ -211,7 +214,7 @@ class InputThread:
         if self._ready is None:
             return
         for client_id in [c for c in self._channels if c not in self._group.clients]:
-            self._close_client(client_id)
+            self._close_client(client_id)  # first: nothing of it may arrive behind what frees its sequences
             self._output.close(client_id)
             self._shared.free_client(client_id)
             self._shared.forget_client(client_id)
@@ -228,7 +231,7 @@ class InputThread:
         socket = self._make_socket(zmq.DEALER, identity=self._spec.engine_id.to_identity())
         try:
             connect(socket, info.request_endpoint)
-        except AddressError as error:
+        except AddressError as error:  # counted, not raised: what one client reports must not end the engine
             self._drop_counter.drop("bad address", f"client {client_id}", error)
             socket.close()
             return

@@ -112,7 +112,7 @@ class OutputThread:
     def open(self, client_id: ClientId, endpoint: str) -> None:
         """Connect to a client; outputs put afterwards reach it."""
         queue = ClientOutputQueue(self._engine_id, client_id)
-        with self._lock:
+        with self._lock:  # at once, and not on the thread: outputs may be put before that gets to connect
             self._queues[client_id] = queue
         self._mailbox.post(self._open, queue, endpoint)
 
@@ -128,7 +128,7 @@ class OutputThread:
         report_seq: number of the first report that reflects the step.
         """
         if not outputs:
-            return
+            return  # as of a step that computes a part of a long prompt: nothing to wake the thread for
         with self._lock:
             for client_id, client_outputs in outputs.items():
                 queue = self._queues.get(client_id)
@@ -177,13 +177,13 @@ class OutputThread:
                 for channel in self._channels.values():
                     if not channel.is_blocked or channel.socket in events:
                         self._flush(channel)
-                    self._judge(channel)
+                    self._judge(channel)  # also when nothing came: time alone makes a client slow
         except Exception as error:
             log.exception("the output thread failed")
             self._shared.fail(f"the output thread failed: {error}")
         finally:
             for client_id in list(self._channels):
-                self._close(client_id, linger_ms=_LINGER_MS)
+                self._close(client_id, linger_ms=_LINGER_MS)  # what a pipe has accepted is not with the client yet
 
     def _is_flushed(self) -> bool:
         if self._flush_deadline is None:
@@ -193,7 +193,7 @@ class OutputThread:
 
     def _timeout_ms(self) -> int | None:
         now = time.monotonic()
-        if self._flush_deadline is not None:
+        if self._flush_deadline is not None:  # nothing more will be put, so only room in a pipe or the deadline matters
             return max(0, math.ceil((self._flush_deadline - now) * 1000))
         wait_s = min((channel.wait_s(now) for channel in self._channels.values()), default=math.inf)
         if self._tracked:
@@ -221,7 +221,7 @@ class OutputThread:
     def _close(self, client_id: ClientId, linger_ms: int = 0) -> None:
         channel = self._channels.pop(client_id, None)
         if channel is not None:
-            self._end_stall(channel)
+            self._end_stall(channel)  # every stall is followed by its end, else its sequences stand aside for ever
             self._unblock(channel)
             channel.socket.close(linger=linger_ms)
 
@@ -272,6 +272,7 @@ class OutputThread:
             self._shared.set_stalled(client_id, is_stalled=True)
         elif verdict is Verdict.DEAD:
             log.warning("client %s took nothing for %.0f s; freeing its sequences", client_id, self._client_dead_s)
+            # The connection stays: a client that was merely slow goes on with it, and sees the gap.
             with self._lock:
                 channel.queue.clear()
             self._shared.free_client(client_id)

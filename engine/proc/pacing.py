@@ -38,6 +38,7 @@ class HandshakeRetry:
         """Tell whether to repeat it now; if so, the next pause begins."""
         if now < self._due:
             return False
+        # From now, not from when it was due: a thread that came late must not repeat it twice in a row.
         self._pause_s = min(2 * self._pause_s, HANDSHAKE_LONGEST_PAUSE_S)
         self._due = now + self._pause_s
         return True

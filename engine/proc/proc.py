@@ -125,7 +125,7 @@ class EngineCoreProc:
             self._output.put_last_words(f"{type(error).__name__}: {error}")
             return 1
         finally:
-            self._io.close()
+            self._io.close()  # first: clients are waiting for last words, and closing a device may take long
             self._core.close()
         log.info("engine %s stopped: %s", self._spec.engine_id, self._shared.stop_reason)
         return 0
@@ -222,7 +222,7 @@ class EngineCoreProc:
             if call.method == "line_statistics":
                 return UtilityOutput(call.call_id, self._io.input.statistics() | self._output.statistics())
             return UtilityOutput(call.call_id, msgspec.to_builtins(self._core.call(call.method, call.args)))
-        except Exception as error:
+        except Exception as error:  # the caller gets it, and a traceback only what is not the caller's own fault
             log.warning("utility %s failed", call.method, exc_info=not isinstance(error, ValueError))
             return UtilityOutput(call.call_id, error=f"{type(error).__name__}: {error}")
 
@@ -230,6 +230,6 @@ class EngineCoreProc:
         """Give every sequence back to its client, those in the core and those not yet taken: they go on elsewhere."""
         self._shared.set_stopping(self._shared.stop_reason or "")
         self._core.scheduler.give_back_all()
-        self._admit(self._shared.take_rest())
+        self._admit(self._shared.take_rest())  # new requests among these are rerouted: a stop turns them away
         self._flush()
         self._output.put_notice(EEPNotification.SHUTDOWN_COMPLETE, self._shared.next_report_seq)

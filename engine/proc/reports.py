@@ -50,7 +50,7 @@ class ReportChannel:
 
     def close(self) -> None:
         """Send a last report and close; a coordinator that is not there holds this up for 0.2 s at most."""
-        self._make_report(float("inf"))
+        self._make_report(float("inf"))  # a time at which the delay of every report is over
         self.send_due(float("inf"))
         self._socket.close(linger=_LINGER_MS)
 

@@ -160,14 +160,14 @@ class SharedState:
     def see_settings(self, settings: ClusterSettings) -> None:
         """Let the loop apply settings that are newer than all before."""
         with self._lock:
-            if settings.seq > self._settings_seen:
+            if settings.seq > self._settings_seen:  # every state repeats them; the loop is not to be woken for that
                 self._settings_seen = settings.seq
                 self._put(settings)
 
     def request_stop(self, reason: str) -> None:
         """Let the loop end between two steps; the first reason stays."""
         with self._lock:
-            self._stop_reason = self._stop_reason or reason
+            self._stop_reason = self._stop_reason or reason  # the inbox stays: see ``take_rest``
             self._work.notify_all()
 
     def take_report(self) -> EngineReport:
@@ -175,6 +175,7 @@ class SharedState:
         with self._lock:
             self._changed = False
             report = self._report
+            # Work in the inbox counts: the loop may be in a long step. Frozen is no work, or it would look like a hang.
             has_work = (self._core_has_work or bool(self._inbox)) and not self._applied_settings.is_frozen
             phase = report.phase
             if phase in (EnginePhase.IDLE, EnginePhase.RUNNING, EnginePhase.PARKED):  # loaded, and not stopping
@@ -239,7 +240,7 @@ class SharedState:
         with self._work:
             while not (core_has_work or self._inbox or self._is_woken or self._stop_reason or self._failure):
                 if not self._work.wait(wait_s):
-                    break
+                    break  # time is up: with nothing to take the loop looks at its own deadlines
             self._is_woken = False
             if self._failure is not None:
                 raise EngineDeadError(self._failure)
@@ -262,6 +263,7 @@ class SharedState:
             self._num_queued -= num_taken
             applied_settings = applied_settings or self._applied_settings
             state = (load, has_work, applied_settings)
+            # Compared, so that a loop that turns without any change does not wake the input thread each time.
             if state != (self._core_load, self._core_has_work, self._applied_settings) or num_taken:
                 self._core_load, self._core_has_work, self._applied_settings = state
                 self._mark_changed()
@@ -284,6 +286,6 @@ class SharedState:
         self._mark_changed()
 
     def _mark_changed(self) -> None:
-        if not self._changed:
+        if not self._changed:  # once per report: the input thread looks again when it has sent that
             self._changed = True
             self._on_change()

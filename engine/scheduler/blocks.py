@@ -24,7 +24,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._references = [0] * num_blocks
-        self._blank = list(range(num_blocks - 1, -1, -1))
+        self._blank = list(range(num_blocks - 1, -1, -1))  # a stack, lowest number on top
         self._reusable: OrderedDict[int, None] = OrderedDict()
         self._block_of: dict[BlockHash, int] = {}
         self._hash_of: dict[int, BlockHash] = {}
@@ -127,6 +127,6 @@ class BlockPool:
             self._blank.append(block)
 
     def _evict(self) -> int:
-        block, _ = self._reusable.popitem(last=False)
+        block, _ = self._reusable.popitem(last=False)  # the front: blocks join at the back when their last user leaves
         del self._block_of[self._hash_of.pop(block)]
         return block
