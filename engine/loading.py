@@ -1,4 +1,4 @@
-"""From an engine's configuration to a loaded core: the one place that knows which runner belongs to which kind."""
+"""The loading of an engine's core from its configuration: here alone is known which runner belongs to which kind."""
 
 import socket
 
@@ -22,12 +22,21 @@ def load_core(config: EngineConfig, on_progress: OnProgress) -> EngineCore:
         StartupError: model, device and memory do not fit together; names the option.
     """
     if config.parallel.enable_expert_parallel:
-        return LockstepCore(config.scheduler, _load_lockstep_runner(config, on_progress))
+        return load_lockstep_core(config, on_progress)
     return NativeCore(config.scheduler, _load_runner(config, on_progress))
 
 
+def load_lockstep_core(config: EngineConfig, on_progress: OnProgress) -> LockstepCore:
+    """Load the core of a rank that steps together with others.
+
+    Raises:
+        StartupError: as ``load_core``.
+    """
+    return LockstepCore(config.scheduler, _load_lockstep_runner(config, on_progress))
+
+
 def load_rank(config: EngineConfig, engine_id: EngineId, on_progress: OnProgress) -> tuple[EngineReady, EngineCore]:
-    """Load one of the ranks that share this process; return what it says of itself, and its core.
+    """Load one of the ranks that share this process; return its handshake and its core.
 
     Raises:
         StartupError: as ``load_core``.
@@ -39,7 +48,7 @@ def load_rank(config: EngineConfig, engine_id: EngineId, on_progress: OnProgress
 def _load_runner(config: EngineConfig, on_progress: OnProgress) -> Runner:
     if config.kind is EngineKind.SIM:
         return SimRunner(config.sim, config.scheduler, on_progress)
-    assert config.model is not None, "checked at the door"
+    assert config.model is not None, "checked where the spec was read"
     on_progress("importing torch", 0.0)
     from engine.runner.torch_runner import TorchRunner
 
@@ -52,14 +61,14 @@ def _load_lockstep_runner(config: EngineConfig, on_progress: OnProgress) -> Lock
         from engine.parallel.sim import SimLockstepRunner
 
         return SimLockstepRunner(config.sim, config.scheduler, on_progress)
-    assert config.model is not None, "checked at the door"
+    assert config.model is not None, "checked where the spec was read"
     from engine.parallel.runner import ParallelRunner
 
     return ParallelRunner(config.model, config.scheduler, config.parallel, on_progress)
 
 
 def _on_own_device(config: EngineConfig, rank: int) -> EngineConfig:
-    """Let the ranks of one process go round its CUDA devices: no host gives each of them one of its own."""
+    """Spread the ranks of one process over its CUDA devices: no host gives each of them one of its own."""
     if config.kind is EngineKind.SIM or config.model is None:
         return config
     from engine.model.placement import device_of_rank

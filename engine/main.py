@@ -1,17 +1,22 @@
-"""The engine process: ``python -m engine.main`` with an ``EngineSpec`` as JSON on standard input."""
+"""The entry point of an engine process: ``python -m engine.main`` with an ``EngineSpec`` as JSON on standard input.
+
+It is the composition root: I/O threads first, so that reports flow while the core loads, then the core, then the busy
+loop around both.
+"""
 
 import gc
 import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
 from engine.config.engine_config import EngineKind
 from engine.config.engine_spec import EngineSpec
-from engine.loading import load_core
-from engine.proc.proc import EngineCoreProc
+from engine.loading import load_core, load_lockstep_core
+from engine.proc.proc import EngineCoreProc, EngineIO
 from engine.wire.build import build_id
 from engine.wire.errors import StartupError
 from engine.wire.process import configure_logging, die_with_parent, leave_process_group, read_spec
@@ -32,36 +37,47 @@ def main() -> int:
     except StartupError as error:
         sys.exit(f"engine: {error}")
     _limit_threads(spec)
-    return _run(spec, _make_proc(spec))
+    return _run(spec)
 
 
-def _make_proc(spec: EngineSpec) -> EngineCoreProc:
-    if not spec.engine.parallel.enable_expert_parallel:
-        return EngineCoreProc(spec)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else a peer that dies fills the log with C++ frames
-    from engine.proc.lockstep import DPEngineCoreProc  # imports torch, which a dense sim engine does not need
-
-    return DPEngineCoreProc(spec)
-
-
-def _run(spec: EngineSpec, proc: EngineCoreProc) -> int:
-    _stop_on_sigterm(proc, while_loading=True)
-    proc.start()
+def _run(spec: EngineSpec) -> int:
+    is_lockstep = spec.engine.parallel.enable_expert_parallel
+    io, load = _lockstep_rank(spec) if is_lockstep else _independent_rank(spec)
+    _stop_on_sigterm(io, while_loading=True)
+    io.start()
     try:
-        core = load_core(spec.engine, proc.on_progress)
-        _stop_on_sigterm(proc, while_loading=False)
+        proc = load()
+        _stop_on_sigterm(io, while_loading=False)
     except SystemExit:
-        proc.abandon("stopped while loading")
+        io.abandon("stopped while loading")
         raise
     except Exception as error:
         # A StartupError is meant for people and says it all; anything else needs its traceback.
         log.critical("cannot load: %s", error, exc_info=not isinstance(error, StartupError))
-        proc.abandon(f"cannot load: {error}")
+        io.abandon(f"cannot load: {error}")
         return 1
     # What was loaded lives as long as the process: the collector need not walk it again and again.
     gc.collect()
     gc.freeze()
-    return proc.serve(core)
+    return proc.serve()
+
+
+def _independent_rank(spec: EngineSpec) -> tuple[EngineIO, Callable[[], EngineCoreProc]]:
+    """Return the I/O of a rank and what loads its core and makes its busy loop."""
+    io = EngineIO(spec)
+    return io, lambda: EngineCoreProc(io, load_core(spec.engine, io.on_progress))
+
+
+def _lockstep_rank(spec: EngineSpec) -> tuple[EngineIO, Callable[[], EngineCoreProc]]:
+    """Return the same of a rank of a lockstep group."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else a peer that dies fills the log with C++ frames
+    # Imported here, because they import torch, which an independent sim engine does not need.
+    from engine.proc.group_inbox import GroupInbox
+    from engine.proc.lockstep import DPEngineCoreProc
+
+    inbox = GroupInbox()
+    io = EngineIO(spec, inbox)
+    return io, lambda: DPEngineCoreProc(io, load_lockstep_core(spec.engine, io.on_progress), inbox)
 
 
 def _check(spec: EngineSpec) -> None:
@@ -78,18 +94,18 @@ def _limit_threads(spec: EngineSpec) -> None:
         os.environ[variable] = str(num_threads)
 
 
-def _stop_on_sigterm(proc: EngineCoreProc, *, while_loading: bool) -> None:
+def _stop_on_sigterm(io: EngineIO, *, while_loading: bool) -> None:
     def stop(_signal: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
         if while_loading:
             raise SystemExit(0)
-        proc.stop("SIGTERM")
+        io.stop("SIGTERM")
 
     signal.signal(signal.SIGTERM, stop)
 
 
 def _leave(status: int) -> NoReturn:
-    """End the process as it is, once everything is said and closed.
+    """End the process as it is, once everything is sent and closed.
 
     A thread that forms or closes a group may be inside the collective library, and an interpreter that ends by itself
     stops it there, which the library takes for a crash: SIGABRT instead of the exit status.

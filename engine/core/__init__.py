@@ -1,1 +1,1 @@
-"""EngineCore: the seam between the process and the scheduler, and the native implementation."""
+"""The native core of an engine: validation, scheduler and runner behind the ``EngineCore`` protocol."""

@@ -1,4 +1,4 @@
-"""The core of a rank that steps together with others, and what it needs of its runner."""
+"""The core of a rank of a lockstep group, and the contract with its runner."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -24,24 +24,27 @@ class LockstepRunner(Runner, Protocol):
         """Return the device of the rows that travel between members."""
 
     def load_rows(self, expert_ids: Sequence[int], peers: Any = None) -> Any:
-        """Get ready to compute these experts, in any thread, while steps go on; return what ``join`` wants.
+        """Get ready to compute these experts, in any thread, while steps go on; return what ``join`` takes.
 
-        peers: hands over what other members hold; None when nobody is to be asked.
+        peers: the rows that other members hold; None when no member is to be asked.
+
+        Raises:
+            GroupBrokenError: a peer is gone. StartupError: the weights are not there.
         """
 
     def join(self, rows: Any, placement: Sequence[Sequence[int]], index: int, transport: Any) -> None:
-        """Step in this company from now on: an exchange of references, nothing blocks.
+        """Step with these members from now on: an exchange of references, nothing blocks.
 
         rows: from ``load_rows``. placement: expert ids of each member. index: this member's place among them.
         """
 
     def run_shared(self, plan: StepPlan, sizes: Sequence[int]) -> Sequence[Sample]:
-        """Take part in a step, with or without tokens of one's own; one sample per chunk that samples.
+        """Take part in a step, with or without tokens of this rank; one sample per chunk that samples, in plan order.
 
         sizes: tokens of each member.
 
         Raises:
-            GroupBrokenError: a member is gone, or this one was told to leave; the step is to be discarded.
+            GroupBrokenError: a member is gone, or this one is to leave its group; the step is to be discarded.
         """
 
     def expert_loads(self) -> list[int]:
@@ -49,7 +52,10 @@ class LockstepRunner(Runner, Protocol):
 
 
 class LockstepCore(NativeCore):
-    """A native core whose steps are taken apart: whoever drives it runs them in company."""
+    """A native core that does not step by itself: its loop plans, runs with the other members, and applies.
+
+    lockstep_runner: the same runner, as one that can step together with others.
+    """
 
     def __init__(self, config: SchedulerConfig, runner: LockstepRunner) -> None:
         super().__init__(config, runner)

@@ -1,4 +1,4 @@
-"""What a loaded engine says of itself in its handshake."""
+"""The handshake of a loaded engine: its limits and its configuration as ``EngineReady``."""
 
 import os
 

@@ -1,1 +1,1 @@
-"""The contracts inside an engine: what the process drives, what the scheduler hands to a runner."""
+"""The contracts inside an engine: what the process drives, and what the scheduler gives to a runner."""

@@ -1,4 +1,4 @@
-"""What one step will do: the scheduler's decision, the runner's order."""
+"""The plan of one step and its results: what the scheduler asks of a runner, and what a runner returns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class SequenceState:
     """One token stream inside the engine. The scheduler owns and writes it; the runner only reads.
 
     What a runner keeps for a sequence it keeps under a weak reference, so that it goes with the sequence, whatever its
-    end. ``token_ids`` only ever grows.
+    end. ``token_ids`` only ever grows, and so does ``block_table`` while the sequence runs.
 
     token_ids: prompt, then output tokens of earlier attempts, then output tokens of this one.
     num_prompt_tokens: how many of ``token_ids`` are the user's prompt.
@@ -29,7 +29,7 @@ class SequenceState:
     received_at: monotonic seconds of this process at receipt.
     num_resumed: output tokens of earlier attempts, already known when this attempt began.
     arrival: position in the order of arrival at this engine; kept across preemptions, so that a preempted sequence
-        comes before every later one. Those moved here come before all that began here.
+        comes before every later one. Migrated ones come before all that began here.
     scheduled_at: start of the step that first ran a part of it.
     cache_salt: sequences share cached blocks only with those of the same salt; None is a salt of its own.
     num_cached: tokens that the prefix cache held when this attempt began to run.

@@ -1,4 +1,4 @@
-"""The input thread: request channels and the group's state in, reports out, also while a step hangs."""
+"""The input thread of an engine process: requests and the group's state in, reports out, also while a step hangs."""
 
 import logging
 import math
@@ -6,25 +6,28 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import zmq
 from msgspec.structs import replace
 
-from engine.proc.group import GroupView
-from engine.proc.handshake_retry import HandshakeRetry
+from engine.config.engine_spec import EngineSpec
+from engine.proc.input_rules import GroupView, SequenceCheck, SequencedChannel
 from engine.proc.mailbox import Mailbox
 from engine.proc.output import OutputThread
-from engine.proc.report_channel import ReportChannel
-from engine.proc.sequenced_channel import SequenceCheck, SequencedChannel
+from engine.proc.pacing import HandshakeRetry
+from engine.proc.reports import ReportChannel
 from engine.proc.shared import SharedState
 from engine.wire.codec import channel_decoder, encode, state_decoder
 from engine.wire.drop_counter import DropCounter
-from engine.wire.endpoints import WireSecurity
 from engine.wire.errors import AddressError, MalformedMessageError
-from engine.wire.ids import ClientId, EngineId
+from engine.wire.ids import ClientId
 from engine.wire.messages import GROUP_TOPIC, ClientInfo, EEPNotification, EngineReady, GroupState
 from engine.wire.sockets import connect, make_socket, receive_nowait, send_nowait
 from engine.wire.tensors import Frames
+
+if TYPE_CHECKING:
+    from engine.proc.group_inbox import GroupInbox
 
 _MAX_MESSAGES_PER_TURN = 64
 """Taken from one socket before the others and the report get their turn."""
@@ -43,7 +46,7 @@ class _RequestChannel:
         self._send_handshake()
 
     def repeat_handshake(self, now: float) -> None:
-        """Say once more that the engine is ready, when the client has said nothing for long enough."""
+        """Send the handshake again when the client has sent nothing for long enough."""
         if not self.numbers.applied and self._handshake_retry.is_due(now):
             self._send_handshake()
 
@@ -54,33 +57,33 @@ class _RequestChannel:
 class InputThread:
     """Owns the DEALERs, the state socket and the report channel; opens and closes clients as the group's state says.
 
-    A line begins with this engine's ``EngineReady``, and both sides count from 1 behind it. A client that vanishes from
-    the list loses its sequences; should it be listed again, a new ``EngineReady`` begins a new line.
-
-    on_group_state: called on the thread with every newer state, for what epochs and waves mean to this engine.
+    A request channel begins with this engine's ``EngineReady``, and both sides count from 1 behind it. A client that
+    vanishes from the list loses its sequences; should it be listed again, a new ``EngineReady`` begins a new channel.
     """
 
     def __init__(
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
-        engine_id: EngineId,
-        state_endpoint: str,
+        spec: EngineSpec,
         mailbox: Mailbox,
         shared: SharedState,
         output: OutputThread,
-        make_report_channel: Callable[[], ReportChannel],
-        security: WireSecurity | None = None,
+        inbox: "GroupInbox | None" = None,
     ) -> None:
-        self.on_group_state: Callable[[GroupState], None] = self._adopt_epoch
-        self._engine_id = engine_id
-        self._state_endpoint = state_endpoint
+        """Make the thread; ``start`` starts it.
+
+        mailbox: this thread's. inbox: where the loop of a lockstep rank takes the group's state from; None for an
+        independent rank, which has nothing to switch and adopts an epoch on sight.
+        """
+        self._context = context
+        self._spec = spec
         self._mailbox = mailbox
         self._shared = shared
         self._output = output
-        self._make_report_channel = make_report_channel
-        self._make_socket = partial(make_socket, context, security=security)
-        self._group = GroupView(engine_id)
-        self._ready: EngineReady | None = None
+        self._inbox = inbox
+        self._make_socket = partial(make_socket, context, security=spec.security)
+        self._group = GroupView(spec.engine_id)
+        self._ready: EngineReady | None = None  # once the core is there; until then no client is connected to
         self._notices: list[EEPNotification] = []
         self._channels: dict[ClientId, _RequestChannel] = {}
         self._num_channels = 0
@@ -97,9 +100,9 @@ class InputThread:
         self._thread.start()
 
     def announce(self, ready: EngineReady, notices: Sequence[EEPNotification] = ()) -> None:
-        """Open a line to every listed client, with ``ready`` as its first message.
+        """Open a request channel to every listed client, with ``ready`` as its first message.
 
-        notices: told once, to the first clients that are listed.
+        notices: sent once, to the first clients that are listed.
         """
         self._mailbox.post(self._announce, ready, notices)
 
@@ -128,23 +131,31 @@ class InputThread:
         self._poller.register(self._mailbox.fd, zmq.POLLIN)
         self._handlers[self._mailbox.fd] = self._mailbox.run_posted
         state_socket = self._make_socket(zmq.XSUB, topics=[GROUP_TOPIC])
-        reports = self._make_report_channel()
+        reports = self._open_report_channel()
         try:
-            connect(state_socket, self._state_endpoint)
+            connect(state_socket, self._spec.state_endpoint)
             self._handle(state_socket, self._on_state)
             while not self._is_finished:
                 wait_ms = math.ceil(reports.wait_s(time.monotonic()) * 1000)
                 for socket, _ in self._poller.poll(wait_ms):
                     handler = self._handlers.get(socket)
-                    if handler is not None:
+                    if handler is not None:  # one before it in this turn may have closed the socket
                         handler()
                 now = time.monotonic()
                 reports.send_due(now)
-                for channel in self._channels.values():
+                for (
+                    channel
+                ) in self._channels.values():  # no timer of its own: a report ends the poll after 0.2 s at most
                     channel.repeat_handshake(now)
         finally:
-            reports.close()
+            reports.close()  # with a last report, which shows why the engine stops
             state_socket.close()
+
+    def _open_report_channel(self) -> ReportChannel:
+        spec = self._spec
+        return ReportChannel(
+            self._context, spec.report_endpoint, self._shared, spec.engine.sim.report_delay_s, spec.security
+        )
 
     def _handle(self, socket: "zmq.Socket[bytes]", on_message: Callable[[Frames], None]) -> None:
         """Let the poll hand a socket's messages to a callback, a bounded number at a time."""
@@ -169,6 +180,8 @@ class InputThread:
         self._ready, self._notices = ready, list(notices)
         self._follow_clients()
 
+    # --- the group's state ------------------------------------------------------------------------------------------
+
     def _on_state(self, frames: Frames) -> None:
         try:
             state = self._state_decoder.decode_frames(frames[1:])
@@ -182,23 +195,27 @@ class InputThread:
         if self._group.update(state):
             self._shared.see_draining(is_draining=self._group.is_draining)
             self._shared.see_settings(self._group.settings)
-            self.on_group_state(state)
-            if self._group.is_dismissed:
+            self._follow_group(state)
+            if self._group.is_dismissed:  # not ended here: the loop first gives back what it has
                 self._shared.request_stop("dismissed")
             self._follow_clients()
+            # For observers: to join is no reconfiguration, and to leave has a notice of its own.
             if was_member and self._group.is_member and self._group.epoch != epoch:
                 self._output.put_notice(EEPNotification.RECONFIGURE_FINISHED, self._shared.next_report_seq)
 
-    def _adopt_epoch(self, _state: GroupState) -> None:
-        """Note the membership: an independent rank has nothing to switch, and adopts an epoch on sight."""
-        self._shared.see_epoch(self._group.epoch, self._group.max_epoch_seen)
+    def _follow_group(self, state: GroupState) -> None:
+        if self._inbox is None:
+            self._shared.see_epoch(self._group.epoch, self._group.max_epoch_seen)
+        else:
+            self._inbox.see(state)
+            self._shared.wake()
 
     def _follow_clients(self) -> None:
         """Connect to clients that are new in the group's state and let go of those no longer in it."""
         if self._ready is None:
             return
         for client_id in [c for c in self._channels if c not in self._group.clients]:
-            self._close_client(client_id)
+            self._close_client(client_id)  # first: nothing of it may arrive behind what frees its sequences
             self._output.close(client_id)
             self._shared.free_client(client_id)
             self._shared.forget_client(client_id)
@@ -208,16 +225,18 @@ class InputThread:
         while self._channels and self._notices:
             self._output.put_notice(self._notices.pop(0), self._shared.next_report_seq)
 
+    # --- clients ----------------------------------------------------------------------------------------------------
+
     def _open_client(self, info: ClientInfo, ready: EngineReady) -> None:
         client_id = info.client_id
-        socket = self._make_socket(zmq.DEALER, identity=self._engine_id.to_identity())
+        socket = self._make_socket(zmq.DEALER, identity=self._spec.engine_id.to_identity())
         try:
             connect(socket, info.request_endpoint)
-        except AddressError as error:
+        except AddressError as error:  # counted, not raised: what one client reports must not end the engine
             self._drop_counter.drop("bad address", f"client {client_id}", error)
             socket.close()
             return
-        self._output.open(client_id, info.output_endpoint)
+        self._output.open(client_id, info.output_endpoint)  # before the handshake: what answers it must get through
         self._num_channels += 1
         channel = _RequestChannel(socket, encode(replace(ready, channel_number=self._num_channels)))
         self._channels[client_id] = channel
@@ -230,7 +249,7 @@ class InputThread:
         socket.close()
 
     def _on_message(self, client_id: ClientId, numbers: SequencedChannel, frames: Frames) -> None:
-        """Apply the next message of a client's line; whatever else comes is dropped."""
+        """Apply the next message of a client's request channel; whatever else comes is dropped."""
         try:
             message = self._decode_message(frames)
         except MalformedMessageError as error:
@@ -238,7 +257,7 @@ class InputThread:
             return
         if message.client_id != client_id:
             self._drop_counter.drop("foreign message", f"client {client_id}")
-        elif self._shared.stop_reason is not None:
+        elif self._shared.stop_reason is not None:  # not applied: the client sees that, and the end of the engine
             self._drop_counter.drop("stopping", f"client {client_id}")
         elif (arrival := numbers.accept(message.channel_seq)) is SequenceCheck.NEXT:
             self._shared.receive(message, time.monotonic())

@@ -1,4 +1,4 @@
-"""What the operator's settings mean for one engine: whether it steps, sleeps, and takes new requests."""
+"""The pause controller: applies the operator's settings, which say whether an engine steps, sleeps and is cordoned."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from engine.wire.control import ClusterSettings, PauseMode
 class AppliedSettings:
     """How far the settings are in force, for the report.
 
-    settings_seq: the newest that are. is_frozen: no step runs, whatever waits.
+    settings_seq: number of the newest that are in force. is_frozen: no step runs, whatever waits.
     """
 
     settings_seq: int = 0
@@ -21,9 +21,9 @@ class AppliedSettings:
 class PauseController:
     """Applies settings to the core, between two steps; belongs to the busy loop. No clock, no thread, no socket.
 
-    A pause begins when the engine leaves RUN. Whoever comes from then on is held back until RUN, whatever modes follow
-    each other meanwhile; the mode decides about those who came before: ABORT ends them, WAIT lets them finish, KEEP
-    freezes them. Sleep freezes everybody for its time, below any pause. Settings count in the order of their ``seq``;
+    A pause begins when the engine leaves RUN. Sequences that come from then on are held back until RUN, whatever modes
+    follow each other meanwhile; the mode decides about those that came before: ABORT ends them, WAIT lets them finish,
+    KEEP freezes them. Sleep freezes all for its time, below any pause. Settings count in the order of their ``seq``;
     older ones and repetitions change nothing.
     """
 
@@ -58,20 +58,21 @@ class PauseController:
     def apply(self, settings: ClusterSettings, on_progress: OnProgress) -> bool:
         """Bring newer settings into force, as far as that can be done at once; False when these are not newer.
 
-        on_progress: told what waking up does. Whatever waking up raises is the engine's death.
+        on_progress: called with what waking up does. Whatever waking up raises is the engine's death.
         """
         if settings.seq <= self._settings.seq:
             return False
         before = self._applied
-        self._set_sleep(settings.sleep_level, on_progress)  # awake before anybody may run
+        self._set_sleep(settings.sleep_level, on_progress)  # awake before any sequence may run
         self._set_pause(settings.pause)
         self._settings = settings
+        # In force under their own number once ``_judge`` says so; until then steps run on, which a WAIT needs.
         self._applied = AppliedSettings(before.settings_seq)
         return True
 
     def _set_sleep(self, level: int, on_progress: OnProgress) -> None:
         before = self._settings.sleep_level
-        if level < before:
+        if level < before:  # also from 2 to 1: there is no way from one level to a lighter one but through being awake
             self._core.wake_up(on_progress)
             before = 0
         if level > before:
@@ -81,15 +82,15 @@ class PauseController:
         if mode is self._settings.pause:
             return
         if mode is PauseMode.RUN:
-            self._core.release_held_requests()
+            self._core.scheduler.release_held_requests()
             return
-        self._core.hold_new_requests()
+        self._core.scheduler.hold_new_requests()  # idempotent: one mode after another holds the same sequences
         if mode is PauseMode.ABORT:
-            self._core.abort_earlier()
+            self._core.scheduler.abort_earlier()
 
     def _judge(self) -> AppliedSettings:
         settings = self._settings
         is_sleeping = settings.sleep_level > 0
-        if settings.pause is PauseMode.WAIT and not is_sleeping and self._core.has_earlier():
+        if settings.pause is PauseMode.WAIT and not is_sleeping and self._core.scheduler.has_earlier():
             return self._applied
         return AppliedSettings(settings.seq, is_sleeping, is_sleeping or settings.pause is not PauseMode.RUN)

@@ -1,1 +1,1 @@
-"""Who runs in the next step: pure decisions over sequences and KV blocks."""
+"""The scheduler of an engine: pure decisions over sequences and KV blocks, step by step."""

@@ -1,10 +1,10 @@
-"""The pool of KV blocks: who uses which block, and what a block that nobody uses still holds."""
+"""The pool of KV blocks: which sequences use a block, and what a free block still holds."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 BlockHash = bytes
-"""Names the content of a full block: its own tokens and all before them (see ``hashing.py``)."""
+"""Names the content of a full block: its own tokens and all before them (see ``prefix_cache.py``)."""
 
 
 class BlockPool:
@@ -24,7 +24,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._references = [0] * num_blocks
-        self._blank = list(range(num_blocks - 1, -1, -1))
+        self._blank = list(range(num_blocks - 1, -1, -1))  # a stack, lowest number on top
         self._reusable: OrderedDict[int, None] = OrderedDict()
         self._block_of: dict[BlockHash, int] = {}
         self._hash_of: dict[int, BlockHash] = {}
@@ -53,7 +53,7 @@ class BlockPool:
     def allocate(self, count: int) -> list[int] | None:
         """Take ``count`` blocks to write, or none at all (None) when fewer are free.
 
-        Whatever they held is forgotten here and not when they are written: nobody may find it meanwhile.
+        What they held is forgotten here and not when they are written: it must not be found meanwhile.
         """
         if count > self.num_free:
             return None
@@ -72,7 +72,7 @@ class BlockPool:
     def free(self, blocks: list[int]) -> None:
         """Stop using blocks; empties the list, so that its owner cannot use or free them again.
 
-        The last block goes first: a beginning is worth more than what follows it, which nobody finds without it.
+        The last block goes first: a beginning is worth more than what follows it, which cannot be found without it.
         """
         for block in reversed(blocks):
             self._references[block] -= 1
@@ -100,13 +100,13 @@ class BlockPool:
 
         Content that another block holds already stays with that one: two sequences computed it at the same time.
         """
-        if block_hash not in self._block_of:
+        if block_hash not in self._block_of:  # a table that a runner may have copied only grows: it is not exchanged
             assert block not in self._hash_of, "a block with known content was written again"
             self._block_of[block_hash] = block
             self._hash_of[block] = block_hash
 
     def forget(self, blocks: Sequence[int]) -> None:
-        """Let nobody find the content of these blocks any more; whoever uses them goes on."""
+        """Let the content of these blocks be found no more; sequences that use them go on."""
         for block in blocks:
             block_hash = self._hash_of.pop(block, None)
             if block_hash is not None:
@@ -127,6 +127,6 @@ class BlockPool:
             self._blank.append(block)
 
     def _evict(self) -> int:
-        block, _ = self._reusable.popitem(last=False)
+        block, _ = self._reusable.popitem(last=False)  # the front: blocks join at the back when their last user leaves
         del self._block_of[self._hash_of.pop(block)]
         return block

@@ -1,4 +1,4 @@
-"""Which tokens run in the next step: continuous batching with chunked prefill and preemption by recompute."""
+"""The planner of a step: continuous batching with chunked prefill and preemption by recompute."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -7,17 +7,17 @@ from engine.config.engine_config import SchedulerConfig
 from engine.interfaces.plan import ScheduledChunk, SequenceState, StepPlan
 from engine.scheduler.blocks import BlockHash, BlockPool
 from engine.scheduler.prefix_cache import PrefixCache
-from engine.scheduler.request_queues import RequestQueues
-from engine.scheduler.waiting import order, rank
+from engine.scheduler.request_queues import RequestQueues, order, precedence
 
 
 @dataclass(slots=True)
 class _Draft:
     """A plan in the making.
 
-    room: tokens that still fit. computing: names of the blocks that its prompts compute next, by their place.
-    num_deferred, num_deferred_blocks: the first of those that wait, as many as wait for one of these blocks, and what
-        is kept free for them.
+    room: tokens that still fit.
+    computing: names of the blocks that its prompts compute next, by their index in the sequence.
+    num_deferred: how many sequences at the head of the waiting queue wait for one of these blocks.
+    num_deferred_blocks: how many blocks are kept free for them.
     """
 
     room: int
@@ -28,13 +28,14 @@ class _Draft:
 
 
 class Planner:
-    """Fills a step: decodes first, so that no prompt stalls them, then prompts under way and newcomers in ``order``.
+    """Fills a step: decodes first, so that no prompt stalls them, then prompts under way and admissions in ``order``.
 
     Running sequences hold blocks for all tokens known when they were admitted and grow by one block at a time.
 
-    A newcomer that begins with what the step computes already, as all samples of a prompt do but the first, is
+    A waiting sequence that begins with what the step computes already, as all samples of a prompt do but the first, is
     deferred until the cache has it. Its slot and blocks stay free meanwhile, and every step that defers it computes a
-    part of its own beginning. Nobody is deferred for one that comes later in ``order``, so a promoted one not for long.
+    part of its own beginning. It is never deferred for one that comes later in ``order``, so a promoted one not for
+    long.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Planner:
         num_preemptions = self._queues.num_preemptions
         draft = _Draft(self._max_num_tokens)
         self._plan_decodes(draft)
-        # Nobody is admitted when a decode had to preempt: the victim would come straight back.
+        # No admission when a decode had to preempt: the victim would come straight back.
         may_admit = self._queues.num_preemptions == num_preemptions
         self._plan_prefills(draft, may_admit=may_admit)
         return StepPlan(draft.chunks)
@@ -61,7 +62,7 @@ class Planner:
     # --- filling ----------------------------------------------------------------------------------------------------
 
     def _plan_decodes(self, draft: _Draft) -> None:
-        for sequence in list(self._queues.running):
+        for sequence in list(self._queues.running):  # a copy: growing one may preempt others
             if draft.room == 0:
                 break
             start = sequence.num_computed
@@ -73,6 +74,7 @@ class Planner:
     def _plan_prefills(self, draft: _Draft, *, may_admit: bool) -> None:
         under_way = [s for s in self._queues.running if len(s.token_ids) - s.num_computed > 1]
         for sequence in under_way:
+            # A waiting sequence of better order takes its tokens first: being admitted is no privilege of its own.
             if may_admit:
                 self._plan_admissions(draft, before=sequence)
             if draft.room == 0:
@@ -82,7 +84,6 @@ class Planner:
             self._plan_admissions(draft)
 
     def _plan_prefill(self, draft: _Draft, sequence: SequenceState) -> None:
-        """Plan as much of a prompt as there is room for."""
         start = sequence.num_computed
         remaining = len(sequence.token_ids) - start
         num_tokens = min(remaining, draft.room)
@@ -104,7 +105,7 @@ class Planner:
             self._plan_prefill(draft, head)
 
     def _defer(self, draft: _Draft, sequence: SequenceState) -> bool:
-        """Let a newcomer wait, and keep room for it, when this step computes what it needs next."""
+        """Let a sequence wait, and keep room for it, when this step computes the block that it needs next."""
         for index, names in draft.computing.items():
             if self._cache.could_use(sequence, index, names):
                 draft.num_deferred += 1
@@ -123,37 +124,38 @@ class Planner:
         blocks = self._pool.allocate(self._pool.blocks_for(len(sequence.token_ids)) - len(hits))
         assert blocks is not None, "what fits can be allocated"
         num_computed = len(hits) * self._pool.block_size
-        if sequence.scheduled_at is None:
+        if sequence.scheduled_at is None:  # after a preemption it finds its own blocks, which says nothing of others'
             sequence.num_cached = num_computed
         self._queues.admit(sequence, hits + blocks, num_computed)
         return True
 
     def _make_way(self) -> None:
-        """Preempt running sequences of a strictly worse rank, last first, when the first that waits then fits."""
+        """Preempt running sequences of a strictly worse precedence, last first, when the first that waits then fits."""
         head, running = self._queues.waiting.first(), self._queues.running
-        if head is None or not running or rank(running[-1]) <= rank(head):
+        if head is None or not running or precedence(running[-1]) <= precedence(head):
             return
         hits = self._cache.find(head)
         demand = self._demand(head, hits)
         num_free = self._pool.num_free - sum(map(self._needs_block, running))  # what this step's decodes will leave
-        worse = [sequence for sequence in reversed(running) if rank(sequence) > rank(head)]
+        worse = [sequence for sequence in reversed(running) if precedence(sequence) > precedence(head)]
         num_victims = 0
         while not self._fits(demand, num_free, len(running) - num_victims):
             if num_victims == len(worse):
                 return
             victim = worse[num_victims]
-            # A block that two victims share is left out, and one that the newcomer finds there was never demanded.
+            # A block that two victims share is left out: only the last of them frees it. One that ``head`` finds in the
+            # cache was never demanded.
             num_free += self._pool.num_exclusive(set(victim.block_table).difference(hits)) + self._needs_block(victim)
             num_victims += 1
         for victim in worse[:num_victims]:
             self._queues.preempt(victim)
 
     def _demand(self, sequence: SequenceState, hits: list[int]) -> int:
-        """Return how many free blocks a waiting sequence needs: new ones, and hits that nobody uses now."""
+        """Return how many free blocks a waiting sequence needs: new ones, and hits that no sequence uses now."""
         return self._pool.blocks_for(len(sequence.token_ids)) - len(hits) + self._pool.num_unused(hits)
 
     def _fits(self, demand: int, num_free: int, num_running: int) -> bool:
-        # One block of headroom for each one running, else their growth would soon preempt the newcomer.
+        # One block of headroom for each running sequence, else their growth would soon preempt the new one.
         return num_running < self._max_num_seqs and num_free >= demand + num_running
 
     def _needs_block(self, sequence: SequenceState) -> bool:

@@ -1,4 +1,7 @@
-"""The life of sequences inside an engine, step by step: each step is a transaction."""
+"""The scheduler: the life of every sequence inside an engine, step by step.
+
+A step is a transaction. ``plan`` reserves, ``apply`` commits; between the two a plan may be run again or dropped.
+"""
 
 from collections.abc import Sequence
 
@@ -6,8 +9,7 @@ from engine.config.engine_config import SchedulerConfig
 from engine.interfaces.engine_core import RunnerLimits
 from engine.interfaces.plan import Sample, ScheduledChunk, SequenceKey, SequenceState, StepPlan
 from engine.scheduler.blocks import BlockPool
-from engine.scheduler.finish import draws_nothing, is_full, returns_only_logprobs, stops_at
-from engine.scheduler.output_builder import OutputBuilder
+from engine.scheduler.outputs import OutputBuilder, draws_nothing, is_full, returns_only_logprobs, stops_at
 from engine.scheduler.planner import Planner
 from engine.scheduler.prefix_cache import PrefixCache
 from engine.scheduler.request_queues import RequestQueues
@@ -19,12 +21,16 @@ from engine.wire.messages import EngineCoreOutput, ErrorKind, FinishReason
 class Scheduler:
     """Decides each step and commits what came of it. Pure: no clock, no thread, no device.
 
+    Implements ``engine.interfaces.engine_core.RequestScheduler``, which is what an engine's process may ask of it.
+
     ``plan`` reserves: it admits, preempts and takes blocks, but moves no sequence forward. ``apply`` commits positions,
     tokens, the names of full blocks, counts and outputs. A plan may be run again as it is, or dropped: the next
-    ``plan`` starts from the same tokens, and of what it would have written nothing can be found. Whoever leaves between
-    ``plan`` and ``apply`` keeps its blocks until then, because the runner may still write them.
+    ``plan`` starts from the same tokens, and of what it would have written nothing can be found. A sequence that ends
+    between ``plan`` and ``apply`` keeps its blocks until then, because the runner may still write them.
 
-    Invariant: ``_sequences`` holds everybody in the request queues who is not doomed.
+    max_len: prompt + output tokens of one sequence at most.
+
+    Invariant: ``_sequences`` holds every sequence of the request queues that is not doomed.
     """
 
     def __init__(self, config: SchedulerConfig, limits: RunnerLimits) -> None:
@@ -38,9 +44,9 @@ class Scheduler:
         # A sequence longer than the whole pool could never be admitted again after a preemption.
         self.max_len = min(limits.max_model_len, self._pool.num_tokens)
         self._sequences: dict[SequenceKey, SequenceState] = {}
-        self._doomed: dict[SequenceState, FinishReason | None] = {}
+        self._doomed: dict[SequenceState, FinishReason | None] = {}  # ended from outside; None: no output is owed
         self._output_builder = OutputBuilder()
-        self._planned: StepPlan | None = None
+        self._planned: StepPlan | None = None  # the plan that is out, between ``plan`` and ``apply``
         self._num_steps = 0
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
@@ -53,8 +59,8 @@ class Scheduler:
         """Queue a sequence that passed validation (see ``refuse`` for one that did not).
 
         A higher attempt replaces a live one, which ends with ABORT; an attempt that is not newer is a repetition and
-        is ignored, because the live one answers. A sequence that has no token left to produce, and nothing else to tell
-        of its prompt, ends with LENGTH.
+        is ignored, because the live one answers. A sequence that has no token left to produce, and no log-probabilities
+        or vector of its prompt to return, ends with LENGTH.
         """
         live = self._sequences.get(sequence.key)
         if live is not None:
@@ -68,7 +74,7 @@ class Scheduler:
         self._queues.arrive(sequence)
 
     def refuse(self, sequence: SequenceState, error: str) -> None:
-        """End a sequence that was never added, with one sentence for the user, whose fault it is."""
+        """End a sequence that was never added. error: one sentence for the user, whose fault it is."""
         self._output_builder.end(sequence, FinishReason.ERROR, error=error, error_kind=ErrorKind.REQUEST)
 
     def abort(self, key: SequenceKey, attempt: int) -> None:
@@ -83,10 +89,10 @@ class Scheduler:
             self._drop(sequence, FinishReason.REROUTE)
 
     def free_client(self, client_id: ClientId) -> None:
-        """Free every sequence of a client and say nothing more to it."""
+        """Free every sequence of a client that has gone; no output follows."""
         for sequence in [s for s in self._sequences.values() if s.client_id == client_id]:
             self._drop(sequence, None)
-        for sequence in self._doomed:
+        for sequence in self._doomed:  # aborted while this plan was out: it would still be answered on apply
             if sequence.client_id == client_id:
                 self._doomed[sequence] = None
         self._output_builder.forget(client_id)
@@ -103,30 +109,30 @@ class Scheduler:
     # --- pauses -----------------------------------------------------------------------------------------------------
 
     def hold_new_requests(self) -> None:
-        """Let whoever comes from now on wait until ``release_held_requests``; idempotent."""
+        """Let sequences that come from now on wait until ``release_held_requests``; idempotent."""
         self._queues.hold()
 
     def release_held_requests(self) -> None:
-        """Let those who came since ``hold_new_requests`` run like everybody else; idempotent."""
+        """Let those that came since ``hold_new_requests`` run like all others; idempotent."""
         self._queues.release()
 
     def has_earlier(self) -> bool:
-        """Tell whether anybody has not ended who is not held back."""
+        """Tell whether there are sequences that are not held back, also such as cannot run now."""
         return self._queues.has_earlier
 
     def abort_earlier(self) -> None:
-        """End everybody who is not held back with ABORT."""
+        """End every sequence that is not held back with ABORT."""
         for sequence in [s for s in self._sequences.values() if not s.is_held]:
             self._drop(sequence, FinishReason.ABORT)
 
     def preempt_all(self) -> None:
-        """Take slots and blocks from everybody and forget what the cache holds: its memory is about to go."""
+        """Take slots and blocks from all sequences and forget what the cache holds: its memory is about to go."""
         self._planned = None
         for sequence in list(self._queues.running):
             self._queues.preempt(sequence)
         self._settle()
         empty = self._cache.reset()
-        assert empty, "nobody uses a block any more"
+        assert empty, "no sequence uses a block any more"
 
     def reset_prefix_cache(self) -> bool:
         """Forget the content of every free block; True when the cache is empty now, because no content was in use."""
@@ -137,7 +143,7 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Decide the next step; an outstanding plan is dropped.
 
-        No chunks means that nothing can run; ``apply`` still delivers what there is to say.
+        No chunks means that nothing can run; ``apply`` still delivers the outputs that wait.
         """
         self._planned = None
         self._settle()
@@ -145,7 +151,7 @@ class Scheduler:
         return self._planned
 
     def apply(self, plan: StepPlan, samples: Sequence[Sample], now: float) -> dict[ClientId, list[EngineCoreOutput]]:
-        """Commit the outstanding plan and return what to tell each client.
+        """Commit the outstanding plan and return the outputs of each client.
 
         samples: one per chunk that samples, in plan order. now: monotonic seconds at the start of the step.
         """
@@ -162,7 +168,7 @@ class Scheduler:
         return self._output_builder.take()
 
     def flush(self) -> dict[ClientId, list[EngineCoreOutput]]:
-        """Return what there is to say without running anything; an outstanding plan is dropped."""
+        """Return the outputs that wait, without running anything; an outstanding plan is dropped."""
         self._planned = None
         self._settle()
         return self._output_builder.take()
@@ -195,7 +201,7 @@ class Scheduler:
         end = chunk.start + chunk.num_tokens
         sequence.num_computed = end
         if sample is not None and sample.error is not None:
-            # What it wrote may be the very fault; nobody else shall find it.
+            # What it wrote may be the very fault; no other sequence shall find it.
             self._pool.forget(sequence.block_table)
             self._finish(sequence, FinishReason.ERROR, sample)
             return
@@ -209,7 +215,7 @@ class Scheduler:
         self._num_prefix_hit_tokens += sequence.num_cached
 
     def _take_sample(self, sequence: SequenceState, sample: Sample) -> None:
-        if sequence.num_output_tokens == sequence.num_resumed:
+        if sequence.num_output_tokens == sequence.num_resumed:  # once per attempt, also after a preemption
             self._num_prompt_tokens += sequence.num_prompt_tokens
         if sample.pooled is not None:
             self._finish(sequence, FinishReason.STOP, sample)
@@ -247,15 +253,15 @@ class Scheduler:
         self._queues.leave(sequence)
 
     def _drop(self, sequence: SequenceState, reason: FinishReason | None) -> None:
-        """End a sequence from outside: now, or on apply when a plan is out. No reason means that nobody is told."""
+        """End a sequence from outside: now, or on apply when a plan is out. No reason: no output."""
         del self._sequences[sequence.key]
         self._doomed[sequence] = reason
         self._settle()
 
     def _settle(self) -> None:
-        """Let go of those who leave, and of the slots of stalled clients, unless a plan is out."""
+        """Let go of doomed sequences, and of the slots of stalled clients."""
         if self._planned is not None:
-            return
+            return  # the runner may be writing into their blocks
         for sequence, reason in self._doomed.items():
             self._queues.leave(sequence)
             if reason is not None:

@@ -1,1 +1,1 @@
-"""The sim runner: a timing model instead of a model."""
+"""The sim runner: seeded tokens and a timing model instead of a model."""

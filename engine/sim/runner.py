@@ -1,4 +1,4 @@
-"""A runner without a model: seeded tokens and a timing model, on the same scheduler and wire as the real one."""
+"""The sim runner: seeded tokens and a timing model, on the same scheduler and wire as a real model."""
 
 import time
 from collections.abc import Callable
@@ -15,14 +15,14 @@ _FOREVER_S = 3600.0
 
 
 class SimulatedCrashError(RuntimeError):
-    """A prompt asked for the engine's death (``crash_on_token``)."""
+    """A prompt held the token that makes the engine die (``crash_on_token``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
     """What the runner works out once per sequence.
 
-    prompt, base: see ``prompt_hash`` and ``stream_base``. fails: the request's own fate.
+    prompt, base: see ``prompt_hash`` and ``stream_base``. fails: its request ends with an error, and it alone.
     """
 
     prompt: int
@@ -72,7 +72,8 @@ class SimRunner:
     def run(self, plan: StepPlan) -> list[Sample]:
         """Take the time such a step takes, then return one sample per chunk that samples."""
         known = self._streams
-        self._streams = {c.sequence.key: known.get(c.sequence.key) or self._meet(c.sequence) for c in plan.chunks}
+        # Built anew in every step, so that whatever is not in this one is forgotten.
+        self._streams = {c.sequence.key: known.get(c.sequence.key) or self._begin(c.sequence) for c in plan.chunks}
         duration_s = step_duration_s(self._config, plan)
         if duration_s > 0:
             self._sleep(duration_s)
@@ -98,12 +99,12 @@ class SimRunner:
                 on_progress("pretending to load weights", done / _LOAD_SLICES)
             self._sleep(self._config.load_s / _LOAD_SLICES)
 
-    def _meet(self, sequence: SequenceState) -> _Stream:
+    def _begin(self, sequence: SequenceState) -> _Stream:
         prompt = sequence.token_ids[: sequence.num_prompt_tokens]
         config = self._config
         if config.crash_on_token is not None and config.crash_on_token in prompt:
             raise SimulatedCrashError(f"request {sequence.request_id} holds the crash token {config.crash_on_token}")
-        while config.hang_on_token is not None and config.hang_on_token in prompt:
+        while config.hang_on_token is not None and config.hang_on_token in prompt:  # one sleep may be interrupted
             self._sleep(_FOREVER_S)
         seen = prompt_hash(prompt, None if sequence.prompt_embeds is None else sequence.prompt_embeds.data)
         return _Stream(
@@ -125,7 +126,7 @@ class SimRunner:
 
 
 def step_duration_s(config: SimConfig, plan: StepPlan) -> float:
-    """Return how long the model of time says a step takes: a constant, prefill per token, decode per sequence."""
+    """Return the seconds of a step in the timing model: a constant, prefill per token, decode per sequence."""
     num_decodes = sum(_is_decode(chunk) for chunk in plan.chunks)
     num_prefill_tokens = plan.num_tokens - num_decodes
     return config.step_s + config.prefill_s_per_token * num_prefill_tokens + config.decode_s_per_seq * num_decodes

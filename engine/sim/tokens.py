@@ -1,4 +1,4 @@
-"""The sim engine's tokens: text-like bytes that depend on nothing but the request and the position."""
+"""The tokens of the sim engine: text-like bytes that depend on nothing but the request and the position."""
 
 import math
 import zlib
@@ -15,7 +15,7 @@ ALPHABET = b"etaoinshrdlucmfwypvbgk      "
 
 
 def prompt_hash(prompt_token_ids: Sequence[int], embeds: Buffer | None = None) -> int:
-    """Return what the sim engine sees of a prompt: its tokens, which must fit 32 bits, or what stands for them."""
+    """Return 32 bits that stand for a prompt: of its tokens, each of which must fit 32 bits, or of its embeddings."""
     return zlib.crc32(array("I", prompt_token_ids) if embeds is None else embeds)
 
 

@@ -35,18 +35,18 @@ def num_steps_of_next_reports(peers: Peers, first: EngineReport) -> set[int]:
 
 
 @pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.WAIT, PauseMode.KEEP])
-def test_once_a_pause_is_in_force_no_step_runs_and_newcomers_wait_for_its_end(peers: Peers, mode: PauseMode) -> None:
+def test_once_a_pause_is_in_force_no_step_runs_and_new_requests_wait_for_its_end(peers: Peers, mode: PauseMode) -> None:
     client = peers.introduce()
     earlier = client.add(max_tokens=200)
     client.wait_token(earlier)
     report = in_force(peers, ClusterSettings(1, mode))
-    newcomer = client.add(max_tokens=3)
+    new_request = client.add(max_tokens=3)
     assert len(num_steps_of_next_reports(peers, report)) == 1
     waiting = peers.coordinator.wait_report(lambda r: r.load.num_waiting == 1)
     assert (waiting.load.num_running, waiting.has_work) == (mode is PauseMode.KEEP, False)
-    assert newcomer.request_id not in client.ends
+    assert new_request.request_id not in client.ends
     in_force(peers, ClusterSettings(2))
-    assert len(client.finish(newcomer)[0]) == 3
+    assert len(client.finish(new_request)[0]) == 3
     tokens, last = client.finish(earlier)
     assert last.finish_reason is (FinishReason.ABORT if mode is PauseMode.ABORT else FinishReason.LENGTH)
     assert mode is PauseMode.ABORT or len(tokens) == 200
@@ -72,13 +72,13 @@ def test_a_sleeping_engine_says_so_holds_no_cache_and_wakes_up(peers: Peers) -> 
     assert len(client.finish(request)[0]) == 300
 
 
-def test_a_cordoned_engine_finishes_what_it_has_and_sends_newcomers_elsewhere(peers: Peers) -> None:
+def test_a_cordoned_engine_finishes_what_it_has_and_sends_new_requests_elsewhere(peers: Peers) -> None:
     client = peers.introduce()
     earlier = client.add(max_tokens=100)
     client.wait_token(earlier)
     in_force(peers, ClusterSettings(1, cordoned=[0]))
-    newcomer = client.add(max_tokens=3)
-    assert client.finish(newcomer)[1].finish_reason is FinishReason.REROUTE
+    new_request = client.add(max_tokens=3)
+    assert client.finish(new_request)[1].finish_reason is FinishReason.REROUTE
     assert client.finish(earlier)[1].finish_reason is FinishReason.LENGTH
     in_force(peers, ClusterSettings(2))
     assert client.finish(client.add(max_tokens=3))[1].finish_reason is FinishReason.LENGTH

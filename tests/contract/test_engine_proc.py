@@ -53,7 +53,7 @@ def test_the_first_message_is_repeated_until_the_client_says_something(peers: Pe
     peers.publish()
     assert later.wait_ready().channel_number == 2
     assert later.wait_ready().channel_number == 2
-    assert not client.requests.poll(0), "who has spoken is told no more"
+    assert not client.requests.poll(0), "a client that has sent something gets no more handshakes"
 
 
 def test_tokens_arrive_in_order_and_the_frame_says_what_was_applied(peers: Peers) -> None:
@@ -181,7 +181,7 @@ def test_an_idle_engine_runs_no_step_and_still_reports(peers: Peers) -> None:
     assert {(r.phase, r.load) for r in reports} == {(EnginePhase.IDLE, first.load)}
 
 
-def test_a_hanging_step_does_not_silence_the_reports_and_shows_newcomers(peers: Peers) -> None:
+def test_a_hanging_step_does_not_silence_the_reports_and_shows_new_requests(peers: Peers) -> None:
     client = peers.introduce()
     client.add(bytes([HANG]))
     peers.coordinator.wait_report(lambda r: r.load.num_running == 1)
@@ -223,7 +223,7 @@ def test_an_engine_told_to_stop_gives_every_request_back_and_exits_0(peers: Peer
     peers.coordinator.wait_report(lambda r: r.phase is EnginePhase.STOPPING and r.detail == how)
 
 
-def test_a_leaving_engine_finishes_its_own_and_sends_newcomers_elsewhere(peers: Peers) -> None:
+def test_a_leaving_engine_finishes_its_own_and_sends_new_requests_elsewhere(peers: Peers) -> None:
     client = peers.introduce()
     running = client.add(max_tokens=300)
     client.wait_token(running)

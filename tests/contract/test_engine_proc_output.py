@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import zmq
 
-from engine.proc.heartbeat import FIRST_GAP_S, NEXT_GAP_S
 from engine.proc.output import OutputThread
+from engine.proc.pacing import HEARTBEAT_FIRST_GAP_S, HEARTBEAT_NEXT_GAP_S
 from engine.proc.shared import ClientGone, ClientStalled, Intake, SharedState
 from engine.wire.codec import output_decoder
 from engine.wire.endpoints import ipc_endpoint
@@ -44,6 +44,14 @@ class DeafClient:
     def take_one(self) -> int:
         """Return the number of the next frame."""
         return self._decode(self.pull.recv()).out_seq
+
+    def take_into(self, tokens: dict[int, list[int]], numbers: list[int]) -> None:
+        """Read one frame: its tokens behind those of each sequence, its number behind the others."""
+        frame = self._decode(self.pull.recv())
+        numbers.append(frame.out_seq)
+        for output in frame.outputs:
+            assert output.first_position == len(tokens[output.request_id])
+            tokens[output.request_id] += output.new_token_ids
 
 
 @contextmanager
@@ -80,10 +88,28 @@ def test_behind_the_last_frame_come_empty_ones_so_that_a_lost_one_is_noticed() -
     with deaf_client() as client:
         client.thread.put({CLIENT: [EngineCoreOutput(1, 0, 0, 0, [7])]}, report_seq=1)
         numbers = []
-        for gap_s in (0.0, FIRST_GAP_S, NEXT_GAP_S):
+        for gap_s in (0.0, HEARTBEAT_FIRST_GAP_S, HEARTBEAT_NEXT_GAP_S):
             assert client.pull.poll(int(1000 * (gap_s + 5)))
             numbers.append(client.take_one())
         assert numbers == [1, 2, 3]
+
+
+def test_a_slow_client_gets_every_token_once_and_in_order_while_steps_go_on() -> None:
+    """Steps come while frames are under way, refused and merged: the loop and the thread share one queue."""
+    num_steps = 20_000
+    with deaf_client() as client:
+        tokens: dict[int, list[int]] = {1: [], 2: []}
+        numbers: list[int] = []
+        for step in range(num_steps):
+            client.thread.put({CLIENT: [EngineCoreOutput(i, 0, 0, step, [step]) for i in tokens]}, report_seq=step + 1)
+            if step % 3 == 0 and client.pull.poll(0):
+                client.take_into(tokens, numbers)
+        while len(tokens[2]) < num_steps:
+            assert client.pull.poll(5_000), "nothing came"
+            client.take_into(tokens, numbers)
+    assert tokens == {request_id: list(range(num_steps)) for request_id in tokens}
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert len(numbers) < num_steps, "nothing was merged: the pipe never was full"
 
 
 @pytest.mark.parametrize("is_closed", [True, False])

@@ -1,4 +1,4 @@
-"""How an engine process comes up, or says why it does not."""
+"""The start of an engine process, and the reason it gives when it cannot start."""
 
 import subprocess
 import sys

@@ -138,13 +138,13 @@ class _Member:
         raise AssertionError("unreachable")
 
     def _step(self, step: int, *, has_more: bool, answers: list[list[int]]) -> bool:
-        plan = self._core.plan()
+        plan = self._core.scheduler.plan()
         has_work = self._core.has_work() or has_more
         header = StepHeader(self._group.membership.epoch, 1, step, plan.num_tokens, int(has_work), 1, 0)
         headers = exchange_headers(self._group.headers, header)
         sizes = [header.num_tokens for header in headers]
         samples = self._runner.run_shared(plan, sizes) if any(sizes) else ()
-        for output in self._core.apply(plan, samples, 0.0).get(CLIENT, []):
+        for output in self._core.scheduler.apply(plan, samples, 0.0).get(CLIENT, []):
             assert output.error is None, output.error
             answers[output.request_id].extend(output.new_token_ids)
         return any(header.has_work for header in headers)

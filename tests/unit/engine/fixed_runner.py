@@ -1,4 +1,4 @@
-"""A runner that says the same whatever it is given."""
+"""A runner that returns the same samples whatever it is given."""
 
 from engine.interfaces.engine_core import OnProgress, RunnerLimits
 from engine.interfaces.plan import Sample, StepPlan

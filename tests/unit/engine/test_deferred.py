@@ -1,4 +1,4 @@
-"""Newcomers that begin with what a step computes already wait for it instead of computing it too."""
+"""New requests that begin with what a step computes already wait for it instead of computing it too."""
 
 from typing import Any
 
@@ -65,12 +65,12 @@ def test_a_prompt_in_chunks_is_waited_for_to_its_end() -> None:
         [(1, 0, 6)],
         [(1, 0, 1), (1, 1, 2)],
     ]
-    assert scheduler.load().num_prefix_hit_tokens == 0, "told when the second has run"
+    assert scheduler.load().num_prefix_hit_tokens == 0, "counted when the second has run"
     run_step(scheduler)
     assert scheduler.load().num_prefix_hit_tokens == 16
 
 
-def test_whoever_begins_otherwise_is_not_held_up_and_takes_no_seat_that_is_kept() -> None:
+def test_one_that_begins_otherwise_is_not_held_up_and_takes_no_slot_that_is_kept() -> None:
     scheduler = make_scheduler(num_seqs=3)
     add_samples(scheduler, 2)
     scheduler.add(make_sequence(7, 5, max_tokens=3))
@@ -80,7 +80,7 @@ def test_whoever_begins_otherwise_is_not_held_up_and_takes_no_seat_that_is_kept(
     assert shape(scheduler.plan()) == [(1, 0, 1), (7, 0, 1), (1, 1, 2)]
 
 
-def test_blocks_are_kept_for_whoever_is_deferred() -> None:
+def test_blocks_are_kept_for_a_deferred_sequence() -> None:
     scheduler = make_scheduler(num_blocks=5 + 1 + 4)
     add_samples(scheduler, 2)
     scheduler.add(make_sequence(7, 16, max_tokens=3))

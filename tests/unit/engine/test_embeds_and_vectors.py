@@ -1,4 +1,4 @@
-"""Prompts of embeddings and pooled sequences, as the scheduler and the engine's door see them."""
+"""Prompts of embeddings and pooled sequences, as the scheduler and the engine's validation see them."""
 
 import struct
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from engine.config.engine_config import SchedulerConfig, SimConfig
 from engine.core.native import NativeCore
-from engine.scheduler.hashing import chain_start
+from engine.scheduler.prefix_cache import chain_start
 from engine.sim.runner import SimRunner
 from engine.wire.messages import AddRequest, EngineCoreOutput, FinishReason
 from engine.wire.sampling import PoolingParams

@@ -1,4 +1,4 @@
-"""The native core: requests in, checked, stepped and told; on a runner that computes nothing."""
+"""The native core: requests in, checked, stepped and answered; on a runner that computes nothing."""
 
 import math
 from collections.abc import Callable
@@ -85,7 +85,7 @@ def test_what_the_runner_raises_is_the_engines_death() -> None:
     ("end", "reason"),
     [
         (lambda core: core.abort_requests([((1, 0), 0)]), FinishReason.ABORT),
-        (lambda core: core.give_back_all(), FinishReason.REROUTE),
+        (lambda core: core.scheduler.give_back_all(), FinishReason.REROUTE),
     ],
 )
 def test_a_request_that_is_aborted_or_given_back_leaves_without_a_run(
@@ -103,7 +103,7 @@ def test_a_freed_client_leaves_nothing_to_do() -> None:
     core, _ = make_core()
     core.add_request(make_request(), received_at=0.0)
     core.add_request(make_request(request_id=2, prompt=()), received_at=0.0)
-    core.free_client(CLIENT)
+    core.scheduler.free_client(CLIENT)
     assert not core.has_work()
 
 
@@ -118,9 +118,9 @@ def test_the_load_between_plan_and_run_shows_who_runs() -> None:
 def test_a_stalled_client_is_no_work_until_it_takes_again() -> None:
     core, _ = make_core()
     core.add_request(make_request(), received_at=0.0)
-    core.stall_client(CLIENT)
+    core.scheduler.stall_client(CLIENT)
     assert not core.has_work()
-    core.resume_client(CLIENT)
+    core.scheduler.resume_client(CLIENT)
     assert step(core)[0].new_token_ids == [50]
 
 

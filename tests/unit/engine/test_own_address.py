@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from engine.proc.own_address import own_address
+from engine.proc.lockstep import own_address
 
 
 def test_on_one_host_it_is_loopback() -> None:

@@ -45,7 +45,7 @@ class Loop:
             self._take(self.core.step(0.0).get(CLIENT, []))
             done += 1
         if not self.controller.may_step:
-            self._take(self.core.flush().get(CLIENT, []))
+            self._take(self.core.scheduler.flush().get(CLIENT, []))
         return done
 
     def end_of(self, request_id: int) -> FinishReason | None:
@@ -174,11 +174,11 @@ def test_a_resume_ends_a_wait_that_is_not_over(loop: Loop) -> None:
 def test_wait_waits_for_the_sequences_of_a_stalled_client_too(loop: Loop) -> None:
     loop.add(1, max_tokens=3)
     loop.turn()
-    loop.core.stall_client(CLIENT)
+    loop.core.scheduler.stall_client(CLIENT)
     loop.set(WAIT)
     assert loop.turn(5) == 0
     assert not loop.is_in_force()
-    loop.core.resume_client(CLIENT)
+    loop.core.scheduler.resume_client(CLIENT)
     loop.turn(5)
     assert loop.is_in_force()
     assert loop.num_tokens(1) == 3
@@ -187,10 +187,10 @@ def test_wait_waits_for_the_sequences_of_a_stalled_client_too(loop: Loop) -> Non
 def test_a_client_that_stalls_and_resumes_during_a_pause_keeps_its_place(loop: Loop) -> None:
     loop.set(KEEP)
     loop.add(1, max_tokens=3)
-    loop.core.stall_client(CLIENT)
+    loop.core.scheduler.stall_client(CLIENT)
     loop.set(RUN)
     assert loop.turn(5) == 0
-    loop.core.resume_client(CLIENT)
+    loop.core.scheduler.resume_client(CLIENT)
     loop.turn(5)
     assert loop.end_of(1) is FinishReason.LENGTH
 

@@ -4,8 +4,7 @@ import pytest
 
 from engine.interfaces.plan import Sample
 from engine.scheduler.blocks import BlockPool
-from engine.scheduler.hashing import block_hash, chain_start
-from engine.scheduler.prefix_cache import PrefixCache
+from engine.scheduler.prefix_cache import PrefixCache, block_hash, chain_start
 from engine.scheduler.scheduler import Scheduler
 from engine.wire.messages import EngineCoreOutput, FinishReason
 from tests.unit.engine.builders import EOS, make_scheduler, make_sequence, run_step, sample_for

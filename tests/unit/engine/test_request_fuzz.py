@@ -114,7 +114,7 @@ def _run_to_the_end(core: EngineCore) -> list[EngineCoreOutput]:
     ends: list[EngineCoreOutput] = []
     for step in range(MAX_STEPS + 2):
         if step == MAX_STEPS:
-            core.give_back_all()
+            core.scheduler.give_back_all()
         if not core.has_work():
             break
         for outputs in core.step(0.0).values():

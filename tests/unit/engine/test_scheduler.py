@@ -278,7 +278,7 @@ def test_preemption_prefers_the_worse_priority_over_the_younger() -> None:
     assert {c.sequence.request_id for c in scheduler.plan().chunks} == {2}
 
 
-def test_a_newcomer_waits_until_those_running_have_room_to_grow() -> None:
+def test_a_new_request_waits_until_those_running_have_room_to_grow() -> None:
     scheduler = make_scheduler(num_blocks=4)
     scheduler.add(make_sequence(1, 8, max_tokens=2))
     run_step(scheduler)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.interfaces.plan import Sample, SequenceState, StepPlan
-from engine.scheduler.finish import returns_only_logprobs
+from engine.scheduler.outputs import returns_only_logprobs
 from engine.wire.messages import EngineCoreOutput
 from tests.unit.engine.builders import CLIENT, EOS, OTHER_CLIENT, make_scheduler, make_sequence
 from tests.unit.engine.reference import FakeDevice, NaiveCache, content
@@ -190,7 +190,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_nothing_is_computed_twice(plan)
 
     def check_nothing_is_computed_twice(self, plan: StepPlan) -> None:
-        """No newcomer computes a block that somebody before it in the plan computes and it could have found."""
+        """No new request computes a block that somebody before it in the plan computes and it could have found."""
         computed: set[object] = set()
         for chunk in plan.chunks:
             sequence, next_end = chunk.sequence, (chunk.start // BLOCK_SIZE + 1) * BLOCK_SIZE

@@ -1,4 +1,4 @@
-"""Who goes first, who has to go, and that nobody waits for ever."""
+"""The order of sequences: which goes first, which is preempted, and that none waits for ever."""
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ def planned(plan: StepPlan) -> list[tuple[int, int]]:
 # --- better priorities ----------------------------------------------------------------------------------------------
 
 
-def test_a_better_priority_takes_the_seat_of_the_worst() -> None:
+def test_a_better_priority_takes_the_slot_of_the_worst() -> None:
     scheduler = make_scheduler(num_seqs=2)
     scheduler.add(make_sequence(1, priority=1))
     scheduler.add(make_sequence(2, priority=2))
@@ -27,7 +27,7 @@ def test_a_better_priority_takes_the_seat_of_the_worst() -> None:
     assert scheduler.load().num_preemptions == 1
 
 
-def test_an_equal_priority_takes_nobodys_seat() -> None:
+def test_an_equal_priority_takes_no_other_slot() -> None:
     scheduler = make_scheduler(num_seqs=1)
     scheduler.add(make_sequence(1))
     run_step(scheduler)
@@ -35,7 +35,7 @@ def test_an_equal_priority_takes_nobodys_seat() -> None:
     assert planned(scheduler.plan()) == [(1, 1)]
 
 
-def test_one_moved_here_comes_before_those_that_wait_and_takes_nobodys_seat() -> None:
+def test_a_migrated_one_comes_before_those_that_wait_and_takes_no_other_slot() -> None:
     scheduler = make_scheduler(num_seqs=2)
     for request_id in (1, 2, 3):
         scheduler.add(make_sequence(request_id))
@@ -69,7 +69,7 @@ def test_nobody_is_preempted_when_it_would_not_help() -> None:
     assert scheduler.load().num_preemptions == 0
 
 
-def test_a_victims_block_that_others_use_or_the_newcomer_finds_makes_no_room() -> None:
+def test_a_victims_block_that_others_use_or_the_new_one_finds_makes_no_room() -> None:
     scheduler = make_scheduler(num_blocks=5)
     for request_id in (1, 2):
         scheduler.add(make_sequence(request_id, prompt=(7,) * 9, priority=1))
@@ -80,7 +80,7 @@ def test_a_victims_block_that_others_use_or_the_newcomer_finds_makes_no_room() -
     assert scheduler.load().num_preemptions == 2
 
 
-def test_a_better_newcomer_is_prefilled_before_a_prompt_under_way() -> None:
+def test_a_better_new_request_is_prefilled_before_a_prompt_under_way() -> None:
     scheduler = make_scheduler(num_tokens=6)
     scheduler.add(make_sequence(1, 20, priority=1))
     run_step(scheduler)
@@ -88,7 +88,7 @@ def test_a_better_newcomer_is_prefilled_before_a_prompt_under_way() -> None:
     assert planned(scheduler.plan()) == [(2, 4), (1, 2)]
 
 
-def test_a_later_newcomer_waits_for_the_prompt_under_way() -> None:
+def test_a_later_new_request_waits_for_the_prompt_under_way() -> None:
     scheduler = make_scheduler(num_tokens=6)
     scheduler.add(make_sequence(1, 20))
     run_step(scheduler)
@@ -126,7 +126,7 @@ def test_everybody_finishes_while_better_ones_keep_coming(num_tokens: int, old: 
     raise AssertionError(f"still unfinished: {unfinished}")
 
 
-def test_better_ones_get_nearly_all_seats_meanwhile() -> None:
+def test_better_ones_get_nearly_all_slots_meanwhile() -> None:
     scheduler = make_scheduler(num_seqs=1)
     for request_id in range(3):
         scheduler.add(make_sequence(request_id, max_tokens=1))
@@ -141,7 +141,7 @@ def test_better_ones_get_nearly_all_seats_meanwhile() -> None:
 # --- stalled clients ------------------------------------------------------------------------------------------------
 
 
-def test_a_stalled_client_gives_its_seats_and_blocks_to_others() -> None:
+def test_a_stalled_client_gives_its_slots_and_blocks_to_others() -> None:
     scheduler = make_scheduler(num_seqs=1)
     scheduler.add(make_sequence(1))
     run_step(scheduler)

@@ -1,11 +1,11 @@
-"""The engine's own door refuses what its runner could not follow, by name."""
+"""The engine's own validation refuses what its runner could not follow, by name."""
 
 import math
 from typing import Any
 
 import pytest
 
-from engine.core.sampling_checks import sampling_fault
+from engine.core.validation import sampling_fault
 from engine.interfaces.engine_core import RunnerLimits
 from engine.wire.sampling import SamplingParams
 
