@@ -1,7 +1,7 @@
 """What happens to a sequence whose engine dies, loses outputs, begins anew or gives it back."""
 
-from client.config import MigrationConfig
 from client.engine_connection import EngineConnection
+from client.migration import MigrationConfig
 from client.sequences import MigrationReason
 from engine.wire.ids import EngineId
 from engine.wire.messages import AddRequest, FinishReason
@@ -12,9 +12,8 @@ from tests.unit.client.group import Group
 def connection_of(group: Group, request: AddRequest) -> EngineConnection:
     sequence = group.dispatcher.in_flight.get(request.request_id, request.sample_index)
     assert sequence is not None
-    assert sequence.connection is not None
-    assert sequence.entry is not None
-    return sequence.connection
+    assert sequence.placement is not None
+    return sequence.placement.connection
 
 
 def test_a_death_moves_what_the_engine_had_behind_its_last_token_and_touches_nothing_else() -> None:

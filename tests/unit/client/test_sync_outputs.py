@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from client.async_mp_client import AsyncMPClient
-from client.sync_outputs import SyncOutputs
+from client.sync_mp_client import SyncOutputs
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import EngineCoreOutputs
 
