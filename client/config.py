@@ -1,4 +1,4 @@
-"""Configuration of one client, as part of its process's spec. Frozen; unknown keys are errors."""
+"""The configuration of one client, as part of its process's spec. Frozen; unknown keys are errors."""
 
 from msgspec import Struct
 
@@ -13,8 +13,8 @@ class ClientConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     report_endpoint, state_endpoint: the coordinator's, to connect to.
     request_bind, output_bind: endpoints this client binds; port 0 lets the system choose, and what it chose is
         published.
-    build_id, config_hash: an engine that says otherwise is refused. config: the values behind the hash.
-    security: keys of lines between hosts; None leaves all four plain.
+    build_id, config_hash: an engine of others is refused. config: the values behind the hash.
+    security: keys of the channels between hosts; None leaves all four plain.
     advertise_host: under which engines reach what is bound; None publishes the address that was bound.
     """
 

@@ -220,6 +220,18 @@ def test_a_planned_move_frees_an_engine_that_lives_on() -> None:
     assert connection.ledger.num_unfinished == 0
 
 
+def test_an_end_of_an_attempt_that_no_engine_was_sent_ends_it_and_nothing_else() -> None:
+    group = Group(1)
+    request, other = make_add(1), make_add(2)
+    connection = group.dispatcher.route(request)
+    group.dispatcher.route(other)
+    group.close(connection)
+    assert (group.dispatcher.num_waiting, request.attempt) == (2, 1)
+    odd = [make_end(request, FinishReason.REROUTE), make_end(request)]
+    assert [output.finish_reason for output in group.hear(connection, *odd)] == [FinishReason.LENGTH]
+    assert (group.dispatcher.num_waiting, len(group.dispatcher.in_flight)) == (1, 1)
+
+
 def test_a_token_that_cannot_be_ends_its_sequence_alone() -> None:
     group = Group(1)
     request, other = make_add(1), make_add(2)
