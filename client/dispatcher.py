@@ -85,7 +85,7 @@ class Dispatcher:
             sequence.output_ids = array("i", request.output_token_ids)
         self.in_flight.add(sequence)
         try:
-            while True:
+            while True:  # ends: whoever refuses is blocked and no candidate any more, and a pick among none raises
                 candidates = self._sequences.candidates if rank is None else self._only(rank)
                 connection = self._connections[self._picker.pick(candidates, self.num_clients).engine_id]
                 if self._sequences.dispatch(sequence, connection, request):
@@ -118,7 +118,7 @@ class Dispatcher:
         comparisons and an append.
         """
         find = self.in_flight.by_name.get
-        dropped: set[int] = set()
+        dropped: set[int] = set()  # by identity: outputs compare by value, and two may be equal
         for output in outputs.outputs:
             sequence = find((output.request_id, output.sample_index))
             if (
@@ -135,13 +135,13 @@ class Dispatcher:
                     sequence.output_ids.append(token_ids[0])
                 else:
                     sequence.output_ids.extend(token_ids)
-            except OverflowError:
+            except OverflowError:  # no token id has more than 32 bits
                 dropped.add(id(output))
                 self._on_absurd(sequence)
                 continue
             if sequence.num_migrated_tokens and output.new_token_ids:
                 self._sequences.catch_up(sequence)
-                sequence.num_crashes = 0
+                sequence.num_crashes = 0  # no longer a suspect: it has a token of this engine
             if output.finish_reason is not None and not self._on_ended(sequence, output, outputs.report_seq):
                 dropped.add(id(output))
         if dropped:
@@ -151,7 +151,7 @@ class Dispatcher:
         self, connection: EngineConnection, reason: str, why: MigrationReason = MigrationReason.DEATH
     ) -> None:
         """Take what an engine that is gone, or began anew, still had; it is moved, or gets its end."""
-        self.refresh()
+        self.refresh()  # first: none of it may go back where it came from
         for sequence, placement in self.in_flight.on_connection(connection):
             self._sequences.requeue(sequence, placement, why, reason)
 
@@ -168,6 +168,7 @@ class Dispatcher:
     def migrate_from(self, connection: EngineConnection, reason: str) -> None:
         """Move everything an engine has, which lives and goes on: it is to be freed without waiting for its streams."""
         placed = self.in_flight.on_connection(connection)
+        # No output frame says from which report on they are not counted any more: the next one is the best guess.
         self._sequences.take_away(placed, MigrationReason.PLANNED, connection.ledger.report_seq + 1, reason)
 
     # --- moving -----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from engine.wire.errors import EngineDeadError
 _log = logging.getLogger(__name__)
 
 C = TypeVar("C")
+T = TypeVar("T")
 
 
 def loop_is_running() -> bool:
@@ -61,9 +62,6 @@ def log_failure(task: "asyncio.Task[None]") -> None:
     """Observe how a task ended that nobody awaits."""
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.error("%s failed", task.get_name(), exc_info=error)
-
-
-T = TypeVar("T")
 
 
 class LoopThread:
