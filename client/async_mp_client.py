@@ -29,9 +29,9 @@ MAX_QUEUED_OUTPUTS = 1024
 class AsyncMPClient(MPClient):
     """Serves one engine (subclasses: many) from one event loop, without threads.
 
-    Receivers append raw frames to ``_inbox``; the one output task takes them out and is the only code that changes
-    what this client knows of its engines. It starts with the first call made inside a running loop, and holds the
-    client only while it works, so a client that nobody uses any more is collected and its tasks end.
+    Receivers append raw frames to ``_inbox``; the one output task takes them out and is the only code that opens and
+    closes connections. It starts with the first call made inside a running loop, and holds the client only while it
+    works, so a client that nobody uses any more is collected and its tasks end.
 
     _routing: where sequences go, and what happens when an engine dies. _results: what callers wait for.
     """

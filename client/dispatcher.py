@@ -158,7 +158,7 @@ class Dispatcher:
     def on_outputs_lost(self, connection: EngineConnection, outputs: EngineCoreOutputs, reason: str) -> None:
         """Move the sequences that frames lost before ``outputs`` may have spoken of.
 
-        Those the engine has not applied yet have had no output. The others are aborted there; what it still says of
+        Those the engine has not applied yet have had no output. The others are aborted there; what it still sends of
         them is of another attempt.
         """
         placed = self.in_flight.on_connection(connection)
@@ -168,7 +168,7 @@ class Dispatcher:
     def migrate_from(self, connection: EngineConnection, reason: str) -> None:
         """Move everything an engine has, which lives and goes on: it is to be freed without waiting for its streams."""
         placed = self.in_flight.on_connection(connection)
-        # No output frame says from which report on they are not counted any more: the next one is the best guess.
+        # No output frame tells from which report on they are not counted any more: the next one is the best guess.
         self._sequences.take_away(placed, MigrationReason.PLANNED, connection.ledger.report_seq + 1, reason)
 
     # --- moving -----------------------------------------------------------------------------------------------------

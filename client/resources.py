@@ -16,7 +16,7 @@ from engine.wire.messages import GROUP_TOPIC, LOAD_TOPIC, AddRequest, ChannelMes
 from engine.wire.sockets import AsyncReceiver, Frames, SendOutcome, advertised, bind, connect, make_socket
 from engine.wire.tracked import TrackedSends
 
-_REPORT_HIGH_WATER_MARK = 16  # whole reports: older ones than these say nothing to a coordinator that comes back
+_REPORT_HIGH_WATER_MARK = 16  # whole reports: a coordinator that comes back has no use for older ones
 _LEAVE_LINGER_MS = 100
 _MESSAGES_PER_TURN = 4
 """What one turn receives lives until the consumer has had it: with 64 batches of 128 outputs that is more than the

@@ -32,7 +32,7 @@ class GroupChange(NamedTuple):
 
 
 class StateFollower:
-    """Keeps the newest group state and load snapshot and writes what they say into the connections.
+    """Keeps the newest group state and load snapshot, and writes what is in them into the connections.
 
     A state counts when it is newer than every one before (``NewestState``), so loss, repetition and a restarted
     coordinator need no other rule. Silence of the coordinator changes nothing but the age of what is known.
@@ -128,7 +128,7 @@ class StateFollower:
         )
 
     def note_status(self, connection: EngineConnection) -> None:
-        """Write into a connection what the newest group state says of its engine."""
+        """Write into a connection what the newest group state has of its engine."""
         engine_id = connection.engine_id
         replica = self._replicas.get(engine_id.rank)
         its_replica_leaves = (
