@@ -1,1 +1,1 @@
-"""THE LINE: the MPClient family; sockets to the engines, in-flight table, one output task."""
+"""The clients of engines: the MPClient family with its sockets, in-flight table and output task."""

@@ -1,4 +1,4 @@
-"""What every client of an engine can do, whatever lies between them."""
+"""The interface of every client of an engine, whatever lies between them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ class EngineCoreClient(ABC):
 
     @abstractmethod
     async def add_request_async(self, request: AddRequest, data_parallel_rank: int | None = None) -> EngineId:
-        """Send one sequence to an engine and return which; its answer comes through ``get_output_async``.
+        """Send one sequence to an engine and return which; its outputs come through ``get_output_async``.
 
         Raises:
             InvalidRequestError: no such rank; names the ranks there are.
             OverloadedError: no engine can take it now.
-            EngineDeadError: this client's line is closed.
+            EngineDeadError: this client is closed, or has lost its engines.
         """
 
     @abstractmethod

@@ -1,12 +1,15 @@
-"""One engine in a thread of this process, driven between two steps as an engine's own process drives it."""
+"""One engine in a thread of this process, and the bounded queue that brings its outputs back to the event loop."""
 
+import asyncio
+import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -28,9 +31,11 @@ _log = logging.getLogger(__name__)
 NO_REPORT = -1
 """``report_seq`` of an engine that sends no reports: its one client counts for itself."""
 
+T = TypeVar("T")
+
 
 class Core(Protocol):
-    """What is needed of an engine. Its thread alone touches it once that runs."""
+    """What a thread needs of an engine; it alone touches the engine once it runs."""
 
     def add_request(self, request: AddRequest, received_at: float) -> None:
         """Queue one sequence. An impossible one is not raised: it ends with an ERROR output of the next step."""
@@ -39,10 +44,10 @@ class Core(Protocol):
         """End sequences, each named by ((request_id, sample_index), attempt)."""
 
     def has_work(self) -> bool:
-        """Tell whether the next step has anything to do or to say."""
+        """Tell whether the next step has anything to do or to send."""
 
     def step(self, now: float) -> Mapping[ClientId, list[EngineCoreOutput]]:
-        """Run one step and return what to tell each client."""
+        """Run one step and return the outputs of each client."""
 
     def call(self, method: str, args: Sequence[Any]) -> Any:
         """Run a registered utility method."""
@@ -55,7 +60,7 @@ class CoreThread:
     """Takes frames from any thread, steps while there is work, and hands batches over; sleeps otherwise.
 
     Messages come as frames of the wire: the engine shares no object with the client that goes on changing, and what
-    cannot travel fails here as it would there. What the core raises out of a step is its death, told as last words.
+    cannot travel fails here as it would there. What the core raises out of a step is its death, sent as last words.
 
     ended: resolved when the core is closed and nothing more will be delivered.
     """
@@ -80,7 +85,7 @@ class CoreThread:
         self._thread.start()
 
     def post(self, frames: Frames) -> None:
-        """Hand over one line message; never waits."""
+        """Hand over one numbered message; never waits."""
         with self._work:
             self._inbox.append(frames)
             self._work.notify()
@@ -148,3 +153,47 @@ class CoreThread:
                 self._engine_id, self._client_id, self._out_seq, self._applied, NO_REPORT, outputs, **news
             )
         )
+
+
+class ThreadToLoopQueue(Generic[T]):
+    """Takes items in any thread and gives them to one method on the loop, in order.
+
+    At most ``limit`` items are on their way or unread: then ``put`` waits, so engines stand still while nobody takes
+    their outputs. Every item that was received is given back with ``release`` once it has been read.
+    The receiver is held weakly: a thread that waits here keeps no client alive.
+    """
+
+    def __init__(self, receive: Callable[[T], Any], limit: int) -> None:
+        """receive: a bound method."""
+        self._receive = weakref.WeakMethod(receive)
+        self._room = threading.Semaphore(limit)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Name the loop, before anything that is answered is asked for."""
+        assert self._loop in (None, loop), "a client lives on one loop"
+        self._loop = loop
+
+    def put(self, item: T) -> None:
+        """Hand one item over; drops it when nobody is there to receive it."""
+        self._room.acquire()
+        if self._closed or self._loop is None:
+            self._room.release()  # also lets the next one through that waits
+            return
+        with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody awaits anything of the client
+            self._loop.call_soon_threadsafe(self._deliver, item)
+
+    def release(self) -> None:
+        """Give back the room of one item that was read."""
+        self._room.release()
+
+    def close(self) -> None:
+        """Let everybody through who waits; what they hold is dropped. Idempotent, from any thread."""
+        self._closed = True
+        self._room.release()
+
+    def _deliver(self, item: T) -> None:
+        receive = self._receive()
+        if receive is not None and not self._closed:
+            receive(item)

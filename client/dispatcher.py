@@ -1,16 +1,12 @@
-"""Which engine has which sequence: picks, outputs, moves and ends. Pure but for the sender it is given."""
+"""The dispatcher of sequences to engines: picks, outputs, moves and ends. Pure but for the sender it is given."""
 
 from array import array
 from collections import Counter
 from collections.abc import Mapping
 
-from client.config import MigrationConfig
-from client.engine_connection import EngineConnection
-from client.in_flight import InFlight
-from client.migrations import MigrationQueue
-from client.orphans import OrphanedRequests
-from client.resume_memory import ResumeMemory
-from client.sender import Sender
+from client.engine_connection import EngineConnection, Sender
+from client.in_flight import InFlight, Placement
+from client.migration import MigrationConfig, MigrationQueue, OrphanedRequests, ResumeMemory
 from client.sequences import MigrationReason, Sequences
 from engine.wire.ids import EngineId
 from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, ErrorKind, FinishReason
@@ -21,13 +17,14 @@ from lb.routing.picker import RotatingPicker, only_rank
 class Dispatcher:
     """Gives every accepted sequence to one engine at a time, and exactly one end.
 
-    lines: the engines there are, kept by the client; it calls ``refresh`` when one comes, goes, or changes whether it
-    takes requests, and ``send_waiting`` after whatever may have left a sequence without an engine or made room for one.
+    connections: the engines there are, kept by the client; it calls ``refresh`` when one comes, goes, or changes
+    whether it takes requests, and ``send_waiting`` after whatever may have left a sequence without an engine or made
+    room for one.
     num_clients: live clients of the deployment, this one included.
 
-    Always true between two calls: each sequence of the in-flight table is either on a line there is, and in its ledger,
-    or in the queue of those that wait to be moved. ``output_ids`` are the tokens the consumer was given, in order and
-    without a hole: an output of another attempt, or one that begins elsewhere, is dropped.
+    Always true between two calls: each sequence of the in-flight table is either placed on a connection there is, and
+    in its ledger, or in the queue of those that wait to be moved. ``output_ids`` are the tokens the consumer was given,
+    in order and without a hole: an output of another attempt, or one that begins elsewhere, is dropped.
     """
 
     def __init__(
@@ -86,10 +83,9 @@ class Dispatcher:
         sequence = InFlight(request, pinned=rank is not None)
         if request.output_token_ids:
             sequence.output_ids = array("i", request.output_token_ids)
-            sequence.num_before = len(sequence.output_ids)
         self.in_flight.add(sequence)
         try:
-            while True:
+            while True:  # ends: whoever refuses is blocked and no candidate any more, and a pick among none raises
                 candidates = self._sequences.candidates if rank is None else self._only(rank)
                 connection = self._connections[self._picker.pick(candidates, self.num_clients).engine_id]
                 if self._sequences.dispatch(sequence, connection, request):
@@ -101,19 +97,19 @@ class Dispatcher:
     def abort(self, request_id: int, sample_index: int | None = None) -> None:
         """Ask for the end of a request: one sample, or all of them (None).
 
-        What is unknown is a no-op, and so is asking twice: the line repeats the message until it is applied. One that
-        waits to be moved ends at once.
+        What is unknown is a no-op, and so is asking twice: the message is repeated until the engine has applied it. One
+        that waits to be moved ends at once.
         """
         for sequence in self.in_flight.samples(request_id):
             if sequence.aborting or sample_index not in (None, sequence.request.sample_index):
                 continue
             sequence.aborting = True
-            if sequence.entry is None:
+            if sequence.placement is None:
                 self._sequences.end(sequence, FinishReason.ABORT)
             else:
-                self._sequences.send_abort(sequence)
+                self._sequences.send_abort(sequence.placement.connection, sequence.request)
 
-    # --- what engines say -------------------------------------------------------------------------------------------
+    # --- what engines send ------------------------------------------------------------------------------------------
 
     def on_outputs(self, outputs: EngineCoreOutputs) -> None:
         """Note new tokens and ends before the consumer sees the batch, and take out of it what is not for it.
@@ -122,7 +118,7 @@ class Dispatcher:
         comparisons and an append.
         """
         find = self.in_flight.by_name.get
-        dropped: set[int] = set()
+        dropped: set[int] = set()  # by identity: outputs compare by value, and two may be equal
         for output in outputs.outputs:
             sequence = find((output.request_id, output.sample_index))
             if (
@@ -131,7 +127,7 @@ class Dispatcher:
                 or output.first_position != len(sequence.output_ids)
             ):
                 dropped.add(id(output))
-                self._on_orphan(outputs, sequence, output)
+                self._on_unexpected(outputs, sequence, output)
                 continue
             token_ids = output.new_token_ids
             try:
@@ -139,13 +135,13 @@ class Dispatcher:
                     sequence.output_ids.append(token_ids[0])
                 else:
                     sequence.output_ids.extend(token_ids)
-            except OverflowError:
+            except OverflowError:  # no token id has more than 32 bits
                 dropped.add(id(output))
-                self._on_absurd(sequence, output)
+                self._on_absurd(sequence)
                 continue
             if sequence.num_migrated_tokens and output.new_token_ids:
                 self._sequences.catch_up(sequence)
-                sequence.num_crashes = 0
+                sequence.num_crashes = 0  # no longer a suspect: it has a token of this engine
             if output.finish_reason is not None and not self._on_ended(sequence, output, outputs.report_seq):
                 dropped.add(id(output))
         if dropped:
@@ -155,32 +151,25 @@ class Dispatcher:
         self, connection: EngineConnection, reason: str, why: MigrationReason = MigrationReason.DEATH
     ) -> None:
         """Take what an engine that is gone, or began anew, still had; it is moved, or gets its end."""
-        self.refresh()
-        for sequence in self.in_flight.on_connection(connection):
-            self._sequences.requeue(sequence, why, reason)
+        self.refresh()  # first: none of it may go back where it came from
+        for sequence, placement in self.in_flight.on_connection(connection):
+            self._sequences.requeue(sequence, placement, why, reason)
 
     def on_outputs_lost(self, connection: EngineConnection, outputs: EngineCoreOutputs, reason: str) -> None:
         """Move the sequences that frames lost before ``outputs`` may have spoken of.
 
-        Those the engine has not applied yet have had no output. The others are aborted there; what it still says of
+        Those the engine has not applied yet have had no output. The others are aborted there; what it still sends of
         them is of another attempt.
         """
-        lost = [
-            seq
-            for seq in self.in_flight.on_connection(connection)
-            if seq.entry and seq.entry.channel_seq <= outputs.applied
-        ]
-        self._sequences.take_away(connection, lost, MigrationReason.GAP, outputs.report_seq, reason)
+        placed = self.in_flight.on_connection(connection)
+        lost = [(sequence, at) for sequence, at in placed if at.entry.channel_seq <= outputs.applied]
+        self._sequences.take_away(lost, MigrationReason.GAP, outputs.report_seq, reason)
 
     def migrate_from(self, connection: EngineConnection, reason: str) -> None:
         """Move everything an engine has, which lives and goes on: it is to be freed without waiting for its streams."""
-        self._sequences.take_away(
-            connection,
-            self.in_flight.on_connection(connection),
-            MigrationReason.PLANNED,
-            connection.ledger.report_seq + 1,
-            reason,
-        )
+        placed = self.in_flight.on_connection(connection)
+        # No output frame tells from which report on they are not counted any more: the next one is the best guess.
+        self._sequences.take_away(placed, MigrationReason.PLANNED, connection.ledger.report_seq + 1, reason)
 
     # --- moving -----------------------------------------------------------------------------------------------------
 
@@ -199,7 +188,7 @@ class Dispatcher:
         for sequence in self._memory.find_excess(self.in_flight.by_name.values(), now):
             self._counts["forgotten_sequences"] += 1
             sequence.forget()
-            if sequence.entry is None:
+            if sequence.placement is None:
                 self._sequences.end_forgotten(sequence, sequence.lost_by)
         limit = f"no other engine took it for {self._config.timeout_s:g} s (--move-timeout)"
         for sequence in self._migrations.expire(now):
@@ -223,54 +212,54 @@ class Dispatcher:
 
         An engine merges what waits for a slow client, so tokens may come with a REROUTE: to the consumer these are all.
         """
-        assert sequence.connection is not None, "it was sent"
-        assert sequence.entry is not None, "it is on its line"
-        sequence.connection.ledger.finish(sequence.entry, report_seq)
-        self._sequences.catch_up(sequence)
-        if output.finish_reason is not FinishReason.REROUTE:
-            self.in_flight.remove(sequence)
-            return True
-        output.finish_reason = None
-        self._reroute(sequence)
-        return bool(output.new_token_ids)
+        placement = sequence.placement
+        if placement is not None:
+            placement.connection.ledger.finish(placement.entry, report_seq)
+            self._sequences.catch_up(sequence)
+        if output.finish_reason is FinishReason.REROUTE:
+            output.finish_reason = None
+            if placement is not None:
+                self._reroute(sequence, placement)
+            return bool(output.new_token_ids)
+        if placement is None:  # none of our engines can end an attempt that was not sent yet; whoever does is believed
+            self._migrations.discard(sequence)
+        self.in_flight.remove(sequence)
+        return True
 
-    def _reroute(self, sequence: InFlight) -> None:
+    def _reroute(self, sequence: InFlight, placement: Placement) -> None:
         """Take back a sequence from an engine that takes nothing new."""
-        assert sequence.connection is not None, "it was sent"
-        sequence.connection.blocked = True
+        engine_id = placement.connection.engine_id
+        placement.connection.blocked = True
         self.refresh()
         untouched = not sequence.output_ids and sequence.request.attempt == 0
         if sequence.pinned and untouched and not sequence.aborting:
             # Nothing shows that it was accepted, and whoever names a rank is never silently given another.
-            rank = sequence.connection.engine_id.rank
-            error = f"rank {rank} takes no new requests"
+            error = f"rank {engine_id.rank} takes no new requests"
             self._sequences.end(sequence, FinishReason.ERROR, error, ErrorKind.REQUEST)
         else:
-            self._sequences.requeue(
-                sequence, MigrationReason.REROUTE, f"engine {sequence.connection.engine_id} takes nothing new"
-            )
+            reason = f"engine {engine_id} takes nothing new"
+            self._sequences.requeue(sequence, placement, MigrationReason.REROUTE, reason)
 
-    def _on_orphan(self, outputs: EngineCoreOutputs, sequence: InFlight | None, output: EngineCoreOutput) -> None:
+    def _on_unexpected(self, outputs: EngineCoreOutputs, sequence: InFlight | None, output: EngineCoreOutput) -> None:
         """Drop an output that nobody waits for. A hole in the tokens of the current attempt moves the sequence."""
         self._counts["unexpected_outputs"] += 1
-        if sequence is None and output.finish_reason is None:
-            self._orphans.abort(outputs, output)
-        if sequence is None or sequence.entry is None or sequence.request.attempt != output.attempt:
+        if sequence is None:
+            if output.finish_reason is None:
+                self._orphans.abort(outputs, output)
             return
-        connection = sequence.connection
-        if (
-            connection is not None
-            and connection.engine_id == outputs.engine_id
-            and output.first_position > len(sequence.output_ids)
-        ):
-            self._sequences.take_away(
-                connection, [sequence], MigrationReason.GAP, outputs.report_seq, "its outputs were lost on their way"
-            )
+        placement = sequence.placement
+        if placement is None or sequence.request.attempt != output.attempt:
+            return
+        is_its_engine = placement.connection.engine_id == outputs.engine_id
+        if is_its_engine and output.first_position > len(sequence.output_ids):
+            lost = [(sequence, placement)]
+            reason = "its outputs were lost on their way"
+            self._sequences.take_away(lost, MigrationReason.GAP, outputs.report_seq, reason)
 
-    def _on_absurd(self, sequence: InFlight, output: EngineCoreOutput) -> None:
-        """End a sequence whose engine speaks of tokens that cannot be."""
-        assert sequence.connection is not None, "it was sent"
-        assert sequence.entry is not None, "it is on its line"
-        self._sequences.send_abort(sequence)
-        sequence.connection.ledger.finish(sequence.entry, 0)
+    def _on_absurd(self, sequence: InFlight) -> None:
+        """End a sequence whose engine answered with tokens that cannot be."""
+        if sequence.placement is not None:
+            connection, entry, _ = sequence.placement
+            self._sequences.send_abort(connection, sequence.request)
+            connection.ledger.finish(entry, 0)
         self._sequences.end(sequence, FinishReason.ERROR, "its engine answered with a token that does not exist")

@@ -1,20 +1,25 @@
-"""One engine as one client reaches it: the numbered line of messages, and what is in flight at its other end."""
+"""One engine as one client reaches it: the numbered messages to it, and what is in flight at its other end. Pure."""
 
 from collections import deque
+from typing import Protocol
 
 from engine.wire.codec import FrameEncoder
-from engine.wire.messages import ChannelMessage, EngineReady
-from engine.wire.tensors import Frames
+from engine.wire.messages import AddRequest, ChannelMessage, EngineReady
+from engine.wire.tensors import Buffer
 from lb.routing.ledger import EngineLedger
 
 RESEND_AFTER_S = 1.0
+
+MAX_UNAPPLIED_MESSAGES = 10_000
+"""An engine that applies nothing for so long gets no new requests."""
 
 
 class EngineConnection:
     """Numbers the messages to one EngineId and keeps those it has not applied yet.
 
-    A live connection may lose messages when it is reset, and only ``applied`` proves delivery. So the unapplied tail
-    is kept as encoded frames and sent again, in order, when nothing moved for a second; the engine drops what it has.
+    A live TCP connection may lose messages when it is reset, and only ``applied`` proves delivery. So the unapplied
+    tail is kept as encoded frames and sent again, in order, when nothing moved for a second; the engine drops what it
+    has already.
 
     ready: its handshake. ledger: what this client has in flight on it.
     leaving: it finishes what it has and takes nothing new. dismissed: it was asked to end, which nobody takes back.
@@ -54,7 +59,7 @@ class EngineConnection:
         self.applied = 0
         self._encoder = FrameEncoder()
         self._next_seq = 1
-        self._tail: deque[tuple[int, Frames]] = deque()
+        self._tail: deque[tuple[int, list[Buffer]]] = deque()
         self._progressed = False
         self._progressed_at = now
         self._out_seq = 0
@@ -79,7 +84,7 @@ class EngineConnection:
         """Return the number the next staged message will get."""
         return self._next_seq
 
-    def stage(self, message: ChannelMessage) -> Frames:
+    def stage(self, message: ChannelMessage) -> list[Buffer]:
         """Give a message its number and keep it until it is applied; return its frames.
 
         Raises:
@@ -99,7 +104,7 @@ class EngineConnection:
     def on_applied(self, applied: int) -> None:
         """Note how far the engine has applied this client's messages.
 
-        A number that was not sent yet belongs to an earlier line of the same engine and is ignored.
+        A number that was not sent yet belongs to an earlier connection of the same engine and is ignored.
         """
         if self.applied < applied < self._next_seq:
             self.applied = applied
@@ -114,7 +119,7 @@ class EngineConnection:
         self._out_seq = max(out_seq, self._out_seq)
         return max(0, missing)
 
-    def messages_to_resend(self, now: float) -> list[Frames]:
+    def messages_to_resend(self, now: float) -> list[list[Buffer]]:
         """Return the unapplied tail when nothing has moved for ``RESEND_AFTER_S``; call it a few times a second."""
         if self._progressed or not self._tail:
             self._progressed = False
@@ -123,3 +128,21 @@ class EngineConnection:
             self._progressed_at = now
             return [frames for _, frames in self._tail]
         return []
+
+
+class Sender(Protocol):
+    """What carries numbered messages to engines: sockets, or the inboxes of threads."""
+
+    def send(self, connection: EngineConnection, message: ChannelMessage) -> None:
+        """Send a numbered message. Whatever becomes of the send, it is kept and repeated until it is applied.
+
+        Raises:
+            TypeError: the message holds something msgpack cannot carry; nothing was sent.
+        """
+
+    def send_add(self, connection: EngineConnection, request: AddRequest) -> bool:
+        """Send an ADD; False when nothing accepted it: it is taken back, to go to another engine or nowhere.
+
+        Raises:
+            TypeError: see ``send``.
+        """

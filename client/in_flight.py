@@ -1,7 +1,8 @@
-"""The sequences a client has sent and not seen the end of, and what it takes to resume each of them elsewhere."""
+"""The table of sequences that a client has sent and not seen the end of, and what it takes to resume each. Pure."""
 
 from array import array
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -34,29 +35,33 @@ def _no_tokens() -> "array[int]":
     return array("i")
 
 
+class Placement(NamedTuple):
+    """Where a sequence is: its engine, its entry in that engine's ledger, and the tokens it came there with."""
+
+    connection: EngineConnection
+    entry: LedgerEntry
+    num_tokens: int
+
+
 @dataclass(slots=True, eq=False)
 class InFlight:
     """One unfinished sequence.
 
     request: as the caller gave it, but for ``attempt``, which is that of the engine that has it.
-    line: the engine that has it, or had it last. entry: its place in that engine's ledger; None while it waits to be
-        moved.
     pinned: the caller chose the rank. That decides where it is admitted; to survive, it is moved like any other.
+    placement: the engine that has it; None while it waits for one.
     output_ids: its tokens so far, over all attempts; an array, because it holds them ten times as densely as a list.
         Only their number once the sequence was forgotten.
-    num_before: how many of them there were when this attempt began.
     num_crashes: engines in a row that died before it had a token of them.
-    num_moved_tokens: tokens its engine computes anew before its next one; 0 once that has come.
+    num_migrated_tokens: tokens its engine computes anew before its next one; 0 once that has come.
     waiting_since: when it was found waiting (monotonic seconds). lost_by: what took its last engine from it.
     aborting: its end was asked for.
     """
 
     request: AddRequest
     pinned: bool
-    connection: EngineConnection | None = None
-    entry: LedgerEntry | None = None
+    placement: Placement | None = None
     output_ids: "array[int] | TokenCount" = field(default_factory=_no_tokens)
-    num_before: int = 0
     num_crashes: int = 0
     num_migrated_tokens: int = 0
     waiting_since: float | None = None
@@ -135,6 +140,7 @@ class InFlightTable:
         """Return the unfinished sequences of one request."""
         return list(self._samples.get(request_id, ()))
 
-    def on_connection(self, connection: EngineConnection) -> list[InFlight]:
-        """Return the unfinished sequences one engine has."""
-        return [seq for seq in self.by_name.values() if seq.connection is connection and seq.entry is not None]
+    def on_connection(self, connection: EngineConnection) -> list[tuple[InFlight, Placement]]:
+        """Return the unfinished sequences one engine has, and where each is placed there."""
+        placed = [(sequence, sequence.placement) for sequence in self.by_name.values()]
+        return [(sequence, at) for sequence, at in placed if at is not None and at.connection is connection]

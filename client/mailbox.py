@@ -1,20 +1,27 @@
-"""A first-in first-out queue between callbacks and tasks of one event loop, which can be closed with an error."""
+"""Mailboxes on one event loop: arrivals for a client's output task, batches and results for its callers."""
 
 import asyncio
 from collections import deque
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+from client.calls import UtilityCalls
+from client.connection_table import Gone
+from client.tasks import log_failure
 from engine.wire.errors import EngineDeadError
+from engine.wire.ids import EngineId
+from engine.wire.messages import EngineCoreOutputs
+from engine.wire.tensors import Frames
 
 T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """``put`` never waits; ``get`` waits for an item, or raises once the box is closed and empty.
+    """A first-in first-out queue between callbacks and tasks, which can be closed with an error.
 
-    Unlike with ``asyncio.Queue`` the error is not an item: every later ``get`` raises it again, so a second reader
-    does not wait for ever. The box may be made before any loop runs. Whoever puts watches ``len`` to stay bounded.
+    ``put`` never waits; ``get`` waits for an item, or raises once the box is closed and empty. Unlike with
+    ``asyncio.Queue`` the error is not an item: every later ``get`` raises it again, so a second reader does not wait
+    for ever. The box may be made before any loop runs. Whoever puts watches ``len`` to stay bounded.
     """
 
     def __init__(self) -> None:
@@ -50,6 +57,7 @@ class Mailbox(Generic[T]):
         """
         while not self._items:
             if self._error is not None:
+                # Without the traceback, which would grow with every reader that it was raised in.
                 raise self._error.with_traceback(None)
             await self.wait()
         return self._items.popleft()
@@ -61,6 +69,61 @@ class Mailbox(Generic[T]):
             await self._filled.wait()
 
     def drain(self) -> Iterator[T]:
-        """Yield the items there are, taking each out just before it is handed over."""
+        """Yield the items there are, taking each out just before it is handed over.
+
+        So whoever fails with one leaves those behind it in the box.
+        """
         while self._items:
             yield self._items.popleft()
+
+
+class HandshakeFrames(NamedTuple):
+    """Frames that came on the request channel, where engines send nothing but handshakes."""
+
+    frames: Frames
+
+
+Arrival = Frames | HandshakeFrames | Gone
+"""What waits for the output task. Bare frames are those of the output channel, the only ones that are many.
+
+News of an engine's death is queued behind the frames that came before it, so none of those is wasted.
+"""
+
+
+class PendingResults:
+    """Everything the callers of one client wait for; it ends together. Holds no reference to the client.
+
+    outputs: batches for ``get_output_async``. calls: utility calls. engines_changed: set whenever an engine came, went
+    or changed, and at the end; ``wait_ready`` clears it.
+    """
+
+    def __init__(self, calls: UtilityCalls) -> None:
+        self.outputs: Mailbox[EngineCoreOutputs] = Mailbox()
+        self.calls = calls
+        self.engines_changed = asyncio.Event()
+
+    def deliver(self, outputs: EngineCoreOutputs) -> None:
+        """Give the consumer a batch: the one way to it, from engines and from here."""
+        self.outputs.put(outputs)
+
+    def ensure_open(self) -> None:
+        """Raise ``EngineDeadError`` once the end has come."""
+        if self.outputs.error is not None:
+            raise self.outputs.error.with_traceback(None)
+
+    def end(self, reason: str, engine_id: EngineId | None = None) -> None:
+        """Let everybody who waits, and everybody who comes later, have ``EngineDeadError``."""
+        self.outputs.close(EngineDeadError(reason, engine_id))
+        self.calls.fail_all(reason)
+        self.engines_changed.set()
+
+    def on_task_done(self, task: "asyncio.Task[None]") -> None:
+        """Note that a task of the client ended: without it nothing would come any more, so nobody may go on waiting.
+
+        A task that returned did so because the client is gone, and with it everybody who could wait.
+        """
+        log_failure(task)
+        if task.cancelled():
+            self.end(f"the task {task.get_name()!r} was cancelled")
+        elif (error := task.exception()) is not None:
+            self.end(f"the task {task.get_name()!r} failed: {error!r}")

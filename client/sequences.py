@@ -1,13 +1,12 @@
-"""Which line has which sequence: put on, taken off, left to wait, ended. Pure but for the sender it is given."""
+"""The steps of a sequence's life at a client: sent, taken away, requeued, ended. Pure but for its sender."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from client.engine_connection import EngineConnection
-from client.in_flight import InFlight, InFlightTable
-from client.migrations import MigrationQueue
-from client.sender import Sender
+from client.engine_connection import EngineConnection, Sender
+from client.in_flight import InFlight, InFlightTable, Placement
+from client.migration import MigrationQueue
 from engine.wire.ids import EngineId
 from engine.wire.messages import AbortRequest, AddRequest, EngineCoreOutput, ErrorKind, FinishReason
 from lb.routing.ledger import EngineLedger
@@ -17,6 +16,10 @@ UNKNOWN_POSITION = -1
 
 MAX_CRASHES = 2
 """So many engines in a row that died before a sequence had a token of them, and it is taken for the reason."""
+
+_POISON = (
+    "two engines in a row died before this request produced a token on them, so it is not tried again; the last one: {}"
+)
 
 
 class MigrationReason(StrEnum):
@@ -30,9 +33,9 @@ class MigrationReason(StrEnum):
 
 
 class Sequences:
-    """Every unfinished sequence, either on a line there is, and in its ledger, or in the queue of those that wait.
+    """Every unfinished sequence, either with an engine and in its ledger, or in the queue of those that wait for one.
 
-    table: all of them. moves: those that wait. candidates: ledgers of the engines that take requests, by rank.
+    table: all of them. migrations: those that wait. candidates: ledgers of the engines that take requests, by rank.
     ends: terminal outputs made here and not yet taken by the consumer.
     """
 
@@ -56,53 +59,50 @@ class Sequences:
         self.candidates = [connection.ledger for connection in self.by_rank() if connection.takes_requests]
 
     def by_rank(self) -> list[EngineConnection]:
-        """Return the lines in the order of their ranks."""
+        """Return the connections in the order of their ranks."""
         return [self._connections[engine_id] for engine_id in sorted(self._connections)]
 
     def dispatch(self, sequence: InFlight, connection: EngineConnection, message: AddRequest) -> bool:
-        """Record a sequence on a line and send it; False when the line does not take it, and nothing is recorded."""
-        sequence.connection = connection
-        sequence.entry = connection.ledger.add(connection.next_seq)
-        sequence.num_before = len(sequence.output_ids)
+        """Record a sequence in an engine's ledger and send it; False when it is not taken, and nothing is recorded."""
+        # Recorded first: its answer cannot come for a sequence that is nowhere.
+        entry = connection.ledger.add(connection.next_seq)
+        sequence.placement = Placement(connection, entry, len(sequence.output_ids))
         accepted = False
         try:
             accepted = self._sender.send_add(connection, message)
         finally:  # also when it cannot be encoded
             if not accepted:
-                connection.ledger.withdraw(sequence.entry)
-                sequence.entry = None
+                connection.ledger.withdraw(entry)
+                sequence.placement = None
                 self.refresh()
         return accepted
 
-    def send_abort(self, sequence: InFlight) -> None:
-        """Ask the engine that has a sequence to free it."""
-        assert sequence.connection is not None, "it was sent"
-        request = sequence.request
-        message = AbortRequest(request.client_id, 0, request.request_id, request.sample_index, request.attempt)
-        self._sender.send(sequence.connection, message)
+    def send_abort(self, connection: EngineConnection, request: AddRequest) -> None:
+        """Ask an engine to free a sequence that it has."""
+        name = request.request_id, request.sample_index, request.attempt
+        self._sender.send(connection, AbortRequest(request.client_id, 0, *name))
+
+    # --- losing an engine -------------------------------------------------------------------------------------------
 
     def take_away(
-        self,
-        connection: EngineConnection,
-        sequences: Iterable[InFlight],
-        why: MigrationReason,
-        report_seq: int,
-        reason: str,
+        self, placed: Iterable[tuple[InFlight, Placement]], why: MigrationReason, report_seq: int, reason: str
     ) -> None:
-        """Free sequences on an engine that lives, and let them go on elsewhere. report_seq: see ``finish``."""
-        for sequence in sequences:
-            assert sequence.entry is not None, "it is on the line"
-            if not sequence.aborting:
-                self.send_abort(sequence)
-            connection.ledger.finish(sequence.entry, report_seq)
-            self.requeue(sequence, why, reason)
+        """Free sequences on engines that live, and let them go on elsewhere.
 
-    def requeue(self, sequence: InFlight, why: MigrationReason, reason: str) -> None:
-        """Let a sequence whose line is done with it wait for another engine, unless this is its end."""
+        report_seq: of the first report that will not count them any more, see ``EngineLedger.finish``.
+        """
+        for sequence, placement in placed:
+            if not sequence.aborting:
+                self.send_abort(placement.connection, sequence.request)
+            placement.connection.ledger.finish(placement.entry, report_seq)
+            self.requeue(sequence, placement, why, reason)
+
+    def requeue(self, sequence: InFlight, lost: Placement, why: MigrationReason, reason: str) -> None:
+        """Let a sequence whose engine is done with it wait for another one, unless this is its end."""
         self.catch_up(sequence)
-        sequence.entry = None
+        sequence.placement = None
         if why is MigrationReason.DEATH:
-            has_new_tokens = len(sequence.output_ids) > sequence.num_before
+            has_new_tokens = len(sequence.output_ids) > lost.num_tokens
             sequence.num_crashes = 0 if has_new_tokens else sequence.num_crashes + 1
         if sequence.aborting:
             self.end(sequence, FinishReason.ABORT)
@@ -114,14 +114,17 @@ class Sequences:
             self.end_forgotten(sequence, reason)
         else:
             self._counts[f"moves_{why}"] += 1
+            # Whatever the last engine still sends of it is of another attempt from now on, and dropped.
             sequence.request.attempt += 1
             sequence.lost_by = reason
             self.migrations.push(sequence)
 
     def catch_up(self, sequence: InFlight) -> None:
         """Note that a moved sequence costs its engine no recomputation any more."""
-        if sequence.num_migrated_tokens and sequence.connection is not None:
-            self.migrations.on_caught_up(sequence, sequence.connection.engine_id)
+        if sequence.num_migrated_tokens and sequence.placement is not None:
+            self.migrations.on_caught_up(sequence, sequence.placement.connection.engine_id)
+
+    # --- ends -------------------------------------------------------------------------------------------------------
 
     def end_forgotten(self, sequence: InFlight, reason: str) -> None:
         """End one that would have to be moved and cannot be."""
@@ -136,7 +139,7 @@ class Sequences:
         error: str | None = None,
         error_kind: ErrorKind = ErrorKind.ENGINE,
     ) -> None:
-        """Give a sequence that no line has an end made here."""
+        """Give a sequence that no engine will end an end made here."""
         self.catch_up(sequence)
         self.migrations.discard(sequence)
         self.table.remove(sequence)
@@ -153,8 +156,3 @@ class Sequences:
                 error_kind=error_kind,
             )
         )
-
-
-_POISON = (
-    "two engines in a row died before this request produced a token on them, so it is not tried again; the last one: {}"
-)

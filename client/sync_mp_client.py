@@ -1,17 +1,22 @@
-"""The client for callers without an event loop: the same line to the same engines, in a thread of its own."""
+"""The client for callers without an event loop: the same client in a thread of its own, and a queue of its batches."""
 
+import asyncio
+import queue
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
 from client.config import ClientConfig
 from client.dplb_async_mp_client import DPLBAsyncMPClient
-from client.loop_thread import LoopThread
-from client.sync_outputs import SyncOutputs
+from client.tasks import LoopThread
+from engine.wire.errors import EngineDeadError
 from engine.wire.ids import EngineId
 from engine.wire.messages import AddRequest, EngineCoreOutputs
 from lb.views.engine_view import EngineView
+
+MAX_UNREAD_BATCHES = 256
 
 T = TypeVar("T")
 
@@ -29,7 +34,7 @@ class SyncMPClient:
     """
 
     def __init__(self, config: ClientConfig) -> None:
-        """Open the line and start the thread.
+        """Start the thread and open the client in it.
 
         Raises:
             AddressError: an endpoint cannot be bound or connected.
@@ -47,7 +52,7 @@ class SyncMPClient:
         self.request_ids = client.request_ids
         self._client = client
         self._outputs = SyncOutputs()
-        self._thread.submit(self._outputs.fill(client)).add_done_callback(self._outputs.on_filled)
+        self._thread.submit(self._outputs.fill(client.get_output_async)).add_done_callback(self._outputs.on_filled)
 
     def add_request(self, request: AddRequest, data_parallel_rank: int | None = None) -> EngineId:
         """See ``DPLBAsyncMPClient.add_request_async``."""
@@ -100,8 +105,67 @@ class SyncMPClient:
         self._client.close_sockets()  # a thread that had ended by itself could not
 
 
+class SyncOutputs:
+    """A ``queue.Queue`` that one task on the loop fills; after its end every ``get`` raises, not only the first.
+
+    At ``limit`` unread batches the task stops taking them from the client, which then pushes back on the engines.
+    Does not hold the synchronous client.
+
+    _is_full: the task waits for room; written by it, read by callers. _room: touched on the loop alone.
+    """
+
+    def __init__(self, limit: int = MAX_UNREAD_BATCHES) -> None:
+        self._limit = limit
+        self._queue: queue.Queue[EngineCoreOutputs | EngineDeadError] = queue.Queue()
+        self._room = asyncio.Event()
+        self._is_full = False
+
+    def __len__(self) -> int:
+        return self._queue.qsize()
+
+    async def fill(self, get_output: Callable[[], Awaitable[EngineCoreOutputs]]) -> None:
+        """Hand over every batch until there are no more, which ``get_output`` raises."""
+        while True:
+            self._queue.put(await get_output())
+            if len(self) >= self._limit:
+                await self._wait_room()
+
+    async def _wait_room(self) -> None:
+        # Until half of the batches are taken: one wake-up of the loop for many of them.
+        self._room.clear()
+        self._is_full = True
+        # Looked at again: callers that took them before they could know that they are waited for have set nothing.
+        if len(self) > self._limit // 2:
+            await self._room.wait()
+        self._is_full = False
+
+    def on_filled(self, filling: "Future[None]") -> None:
+        """Note that ``fill`` has ended: let callers have the reason once they have had the batches."""
+        error = None if filling.cancelled() else filling.exception()
+        if not isinstance(error, EngineDeadError):
+            error = EngineDeadError(f"the output task failed: {error!r}" if error else "the client's thread has ended")
+        self._queue.put(error)
+
+    def get(self, timeout_s: float | None, call_soon: Callable[[Callable[[], Any]], None]) -> EngineCoreOutputs:
+        """Wait for the next batch. call_soon: lets the loop call something.
+
+        Raises:
+            EngineDeadError: nothing more will come. TimeoutError: nothing came within ``timeout_s``.
+        """
+        try:
+            item = self._queue.get(timeout=timeout_s)
+        except queue.Empty:
+            raise TimeoutError(f"no outputs within {timeout_s:g} s") from None
+        if isinstance(item, EngineDeadError):
+            self._queue.put(item)  # for the next caller, who shall not wait for ever
+            raise item.with_traceback(None)
+        if self._is_full and len(self) <= self._limit // 2:
+            call_soon(self._room.set)
+        return item
+
+
 async def _on_loop(look: Callable[[], T]) -> T:
-    """Do on the loop what must not be done beside it."""
+    """Call on the loop what must not be called beside it."""
     return look()
 
 

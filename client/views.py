@@ -1,4 +1,4 @@
-"""What a client knows of every engine, gathered for people and metrics."""
+"""The views of engines: what a client knows of each, gathered for people and metrics. Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -23,7 +23,7 @@ def make_views(
     """Return one view per rank, of its newest incarnation, in the order of the ranks.
 
     gone, refused, suspects: why each engine is that.
-    Once the replicas are known, a rank without a replica and without a line was removed and is not shown.
+    Once the replicas are known, a rank without a replica and without a connection was removed and is not shown.
     """
     shown = [*connections, *(replica.engine_id for replica in replicas.values())]
     if not replicas:

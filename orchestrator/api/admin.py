@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from client.utility_calls import NO_ANSWER
+from client.calls import NO_ANSWER
 from engine.wire.codec import encode
 from engine.wire.control import ClusterSettings
 from engine.wire.errors import UnknownMethodError, UtilityError
@@ -38,7 +38,9 @@ _EXCLUSIVE_FIELDS = {Pause: "pause", Resume: "pause", Sleep: "sleep_level", Wake
 class RankClient(MembersClient, Protocol):
     """What is needed of the client of the engines."""
 
-    settings: ClusterSettings
+    @property
+    def settings(self) -> ClusterSettings:
+        """Return the newest settings that were published."""
 
     async def call_ranks_async(
         self, method: str, args: Sequence[Any] = (), timeout_s: float | None = None

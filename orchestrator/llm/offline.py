@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from client.inproc_client import InprocClient, MakeCore
-from client.loop_thread import LoopThread
+from client.tasks import LoopThread
 from engine.config.engine_config import EngineConfig
 from engine.model.names import ResolvedModel, resolve_model
 from engine.wire.errors import EngineDeadError, InvalidRequestError

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from client.config import ClientConfig, MigrationConfig
+from client.config import ClientConfig
+from client.migration import MigrationConfig
 from engine.config.engine_config import EngineConfig
 from engine.config.engine_spec import EngineSpec
 from engine.model.names import ResolvedModel

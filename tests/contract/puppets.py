@@ -61,7 +61,7 @@ async def eventually(look: Callable[[], T | None]) -> T:
 
 def ledger_loads(client: DPLBAsyncMPClient) -> list[int]:
     """Return the load of every engine as the client's picks compare it, in the order of the ranks."""
-    connections = sorted(client._connections.values(), key=lambda connection: connection.engine_id)
+    connections = sorted(client._engines.connections.values(), key=lambda connection: connection.engine_id)
     return [connection.ledger.load(client.num_clients) for connection in connections]
 
 

@@ -213,12 +213,18 @@ async def test_a_restarted_coordinator_disturbs_no_stream_and_picks_go_on_meanwh
         assert {engine.poll() for engine in group.engines.values()} == {None}
         group.start_coordinator(generation=2)
         group.report()
-        await eventually(lambda: client._snapshot_order[0] == 2 and client._group_order[0] == 2)
+        await eventually(lambda: _generations(client) == [2, 2])
         endless = [request for requests in streams.values() for request in requests]
         assert client.statistics()["in_flight"] == len(endless)
         await client.abort_requests_async([request.request_id for request in endless])
         outputs = await finish(client, *endless)
         assert all(_ends(outputs[request.request_id]) == [FinishReason.ABORT] for request in endless)
+
+
+def _generations(client: DPLBAsyncMPClient) -> list[int]:
+    """Return which coordinator's group state and snapshot the client believes."""
+    newest = client._follower.group_state, client._follower.snapshot
+    return [state.generation for state in newest if state is not None]
 
 
 async def test_a_dropped_client_costs_its_engines_nothing_and_another_client_nothing_either() -> None:

@@ -7,8 +7,8 @@ import re
 import pytest
 import zmq
 
+from client.connection_table import MAX_EARLY_FRAMES
 from client.dplb_async_mp_client import DPLBAsyncMPClient
-from client.mp_client import MAX_EARLY_FRAMES
 from engine.wire.codec import encode
 from engine.wire.errors import StartupError
 from engine.wire.ids import ClientId, EngineId

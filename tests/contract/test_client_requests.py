@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from client.dp_async_mp_client import SNAPSHOT_STALE_S
 from client.dplb_async_mp_client import DPLBAsyncMPClient
 from client.engine_connection import RESEND_AFTER_S
+from client.state_follower import SNAPSHOT_STALE_S
 from engine.wire.control import Membership, MemberStatus
 from engine.wire.errors import EngineDeadError, InvalidRequestError, OverloadedError, UtilityError
 from engine.wire.ids import EngineId

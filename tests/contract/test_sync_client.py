@@ -15,8 +15,7 @@ import msgspec
 import pytest
 
 from client.dplb_async_mp_client import DPLBAsyncMPClient
-from client.sync_mp_client import SyncMPClient
-from client.sync_outputs import MAX_UNREAD_BATCHES
+from client.sync_mp_client import MAX_UNREAD_BATCHES, SyncMPClient
 from engine.wire.codec import report_decoder
 from engine.wire.errors import AddressError, EngineDeadError
 from engine.wire.messages import FinishReason

@@ -16,7 +16,6 @@ from engine.wire.messages import (
     FinishReason,
 )
 from engine.wire.sampling import SamplingParams
-from engine.wire.sockets import SendOutcome
 
 CLIENT = ClientId(0, 1)
 
@@ -66,21 +65,24 @@ class RecordingSender:
         self.sent: list[tuple[EngineId, ChannelMessage]] = []
         self.refusing: set[EngineId] = set()
 
-    def send(self, connection: EngineConnection, message: ChannelMessage) -> SendOutcome:
+    def send(self, connection: EngineConnection, message: ChannelMessage) -> None:
         """Stage the message as the real sender does."""
-        connection.stage(message)
-        if connection.engine_id in self.refusing:
-            connection.blocked = True
-            return SendOutcome.FULL
-        self.sent.append((connection.engine_id, replace(message)))
-        return SendOutcome.ACCEPTED
+        self._send(connection, message)
 
     def send_add(self, connection: EngineConnection, request: AddRequest) -> bool:
         """Take a refused request back as the real sender does."""
-        accepted = self.send(connection, request) is SendOutcome.ACCEPTED
+        accepted = self._send(connection, request)
         if not accepted:
             connection.unstage()
         return accepted
+
+    def _send(self, connection: EngineConnection, message: ChannelMessage) -> bool:
+        connection.stage(message)
+        if connection.engine_id in self.refusing:
+            connection.blocked = True
+            return False
+        self.sent.append((connection.engine_id, replace(message)))
+        return True
 
     @property
     def added(self) -> list[tuple[EngineId, AddRequest]]:

@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from client.config import MigrationConfig
 from client.dispatcher import Dispatcher
 from client.engine_connection import EngineConnection
+from client.migration import MigrationConfig
 from client.sequences import MigrationReason
 from engine.wire.ids import EngineId
 from engine.wire.messages import EngineCoreOutput

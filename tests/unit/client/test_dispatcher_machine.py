@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from client.config import MigrationConfig
 from client.engine_connection import EngineConnection
+from client.migration import MigrationConfig
 from client.sequences import MigrationReason
 from engine.wire.errors import InvalidRequestError, OverloadedError
 from engine.wire.ids import EngineId
@@ -260,11 +260,10 @@ class DispatcherMachine(RuleBasedStateMachine):
         largest: Counter[EngineId] = Counter()
         for sequence in self.group.dispatcher.in_flight.by_name.values():
             if sequence.num_migrated_tokens:
-                assert sequence.connection is not None
-                tokens[sequence.connection.engine_id] += sequence.num_migrated_tokens
-                largest[sequence.connection.engine_id] = max(
-                    sequence.num_migrated_tokens, largest[sequence.connection.engine_id]
-                )
+                assert sequence.placement is not None
+                engine_id = sequence.placement.connection.engine_id
+                tokens[engine_id] += sequence.num_migrated_tokens
+                largest[engine_id] = max(sequence.num_migrated_tokens, largest[engine_id])
         assert tokens == self.group.dispatcher._migrations._tokens
         assert all(tokens[engine_id] <= max(30, largest[engine_id]) for engine_id in tokens)
 

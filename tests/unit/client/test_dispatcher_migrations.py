@@ -1,7 +1,7 @@
 """What happens to a sequence whose engine dies, loses outputs, begins anew or gives it back."""
 
-from client.config import MigrationConfig
 from client.engine_connection import EngineConnection
+from client.migration import MigrationConfig
 from client.sequences import MigrationReason
 from engine.wire.ids import EngineId
 from engine.wire.messages import AddRequest, FinishReason
@@ -12,9 +12,8 @@ from tests.unit.client.group import Group
 def connection_of(group: Group, request: AddRequest) -> EngineConnection:
     sequence = group.dispatcher.in_flight.get(request.request_id, request.sample_index)
     assert sequence is not None
-    assert sequence.connection is not None
-    assert sequence.entry is not None
-    return sequence.connection
+    assert sequence.placement is not None
+    return sequence.placement.connection
 
 
 def test_a_death_moves_what_the_engine_had_behind_its_last_token_and_touches_nothing_else() -> None:
@@ -219,6 +218,18 @@ def test_a_planned_move_frees_an_engine_that_lives_on() -> None:
     assert group.sender.aborted == [(1, 0, 0)]
     assert connection_of(group, request).engine_id != connection.engine_id
     assert connection.ledger.num_unfinished == 0
+
+
+def test_an_end_of_an_attempt_that_no_engine_was_sent_ends_it_and_nothing_else() -> None:
+    group = Group(1)
+    request, other = make_add(1), make_add(2)
+    connection = group.dispatcher.route(request)
+    group.dispatcher.route(other)
+    group.close(connection)
+    assert (group.dispatcher.num_waiting, request.attempt) == (2, 1)
+    odd = [make_end(request, FinishReason.REROUTE), make_end(request)]
+    assert [output.finish_reason for output in group.hear(connection, *odd)] == [FinishReason.LENGTH]
+    assert (group.dispatcher.num_waiting, len(group.dispatcher.in_flight)) == (1, 1)
 
 
 def test_a_token_that_cannot_be_ends_its_sequence_alone() -> None:

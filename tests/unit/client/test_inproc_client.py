@@ -8,7 +8,8 @@ import weakref
 import pytest
 
 from client.core_thread import Core
-from client.inproc_client import MAX_UNREAD_BATCHES, InprocClient
+from client.inproc_client import InprocClient
+from client.sync_mp_client import MAX_UNREAD_BATCHES
 from engine.wire.errors import EngineDeadError, InvalidRequestError, StartupError, UtilityError
 from engine.wire.ids import EngineId
 from engine.wire.messages import EngineCoreOutput, EngineReady, FinishReason

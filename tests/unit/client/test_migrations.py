@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from client.config import MigrationConfig
+from client.migration import MigrationConfig
 from engine.wire.ids import EngineId
 from tests.unit.client.builders import make_add, make_tokens
 from tests.unit.client.group import Group

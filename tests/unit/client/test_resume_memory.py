@@ -1,7 +1,6 @@
 """What it costs to be able to move sequences, and who is given up when that is too much."""
 
-from client.config import MigrationConfig
-from client.resume_memory import CHECK_EVERY_S, PROMPT_TOKEN_BYTES
+from client.migration import CHECK_EVERY_S, PROMPT_TOKEN_BYTES, MigrationConfig
 from engine.wire.ids import EngineId
 from engine.wire.messages import FinishReason
 from engine.wire.tensors import Tensor

@@ -3,10 +3,9 @@
 import asyncio
 import queue
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
-from client.async_mp_client import AsyncMPClient
-from client.sync_outputs import SyncOutputs
+from client.sync_mp_client import SyncOutputs
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import EngineCoreOutputs
 
@@ -41,7 +40,7 @@ async def end(filling: "asyncio.Task[None]") -> None:
 
 async def test_no_more_is_taken_until_half_of_it_has_been_read() -> None:
     outputs, client = SyncOutputs(LIMIT), Endless()
-    filling = asyncio.create_task(outputs.fill(cast(AsyncMPClient, client)))
+    filling = asyncio.create_task(outputs.fill(client.get_output_async))
     await turns()
     assert (len(outputs), client.num_given) == (LIMIT, LIMIT)
     outputs.get(0, call_now)
@@ -70,7 +69,7 @@ async def test_a_reader_that_takes_all_before_it_is_waited_for_is_not_waited_for
             return size
 
     outputs._queue = ReadBehindTheLook()
-    filling = asyncio.create_task(outputs.fill(cast(AsyncMPClient, client)))
+    filling = asyncio.create_task(outputs.fill(client.get_output_async))
     await turns()
     assert client.num_given > LIMIT
     await end(filling)

@@ -12,7 +12,7 @@ OWN, PEER = EngineId(0, 1), EngineId(1, 1)
 
 def group_state(seq: int, *, proposal: Membership | None = None, peer: ReplicaState = ReplicaState.ALIVE) -> GroupState:
     replicas = [ReplicaInfo(OWN, ReplicaState.ALIVE), ReplicaInfo(PEER, peer)]
-    return GroupState(1, seq, Membership(3, [OWN, PEER]), proposal, True, [], 1, 0, [], replicas)
+    return GroupState(1, seq, Membership(3, [OWN, PEER]), proposal, True, [], 1, [], replicas)
 
 
 def test_the_loop_takes_the_newest_state_once() -> None:
