@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from engine.config.engine_spec import EngineSpec
 from engine.wire.ids import EngineId
-from orchestrator.processes.child_process import ProcessExit
+from orchestrator.processes.exits import ProcessExit
 
 
 def _future() -> "asyncio.Future[Any]":

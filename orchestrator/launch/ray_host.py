@@ -18,7 +18,8 @@ from orchestrator.launch.host import Capacity, EngineHandle, Site
 from orchestrator.launch.placement import count_placements, plan_placement
 from orchestrator.launch.ray_placement_groups import RayPlacementGroups, amounts
 from orchestrator.launch.reaper import reap
-from orchestrator.processes.child_process import NUM_LAST_LINES, LineSink, ProcessExit
+from orchestrator.processes.child_process import NUM_LAST_LINES, LineSink
+from orchestrator.processes.exits import ProcessExit
 
 _FENCE_S = 1.0  # a node that does not answer for this long is out of reach; what is to be killed there counts as dead
 _REACH_POLL_S = 0.5

@@ -9,7 +9,6 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ import msgspec
 
 from engine.wire.errors import StartupError
 from engine.wire.process import child_environment
-from engine.wire.replicas import EndKind
+from orchestrator.processes.exits import ProcessExit, describe_exit
 from orchestrator.processes.waits import wait_all
 
 LineSink = Callable[[str], None]
@@ -28,30 +27,6 @@ NUM_LAST_LINES = 20
 _STDOUT, _STDERR = 1, 2
 _MAX_LINE_BYTES = 16 * 1024
 _LAST_WORDS_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessExit:
-    """The end of one process, confirmed by whatever hosts it.
-
-    returncode: as ``subprocess`` has it (negative: the signal); None when only the loss of its host is known.
-    reason: one sentence for people. last_lines: the end of what it wrote to standard error. was_hung: it was killed
-    because it made no progress.
-    """
-
-    returncode: int | None
-    reason: str
-    last_lines: tuple[str, ...] = ()
-    was_hung: bool = False
-
-    @property
-    def kind(self) -> EndKind:
-        """Return the kind of this end."""
-        if self.was_hung:
-            return EndKind.HUNG
-        if self.returncode is None:
-            return EndKind.LOST
-        return EndKind.SIGNAL if self.returncode < 0 else EndKind.EXIT
 
 
 async def start_child(
@@ -179,17 +154,3 @@ class ChildProcess(asyncio.SubprocessProtocol):
         lines = tuple(self._last_lines)
         self.exited.set_result(ProcessExit(returncode, describe_exit(returncode, lines), lines))
         self._transport.close()
-
-
-def describe_exit(returncode: int, last_lines: Sequence[str]) -> str:
-    """Say in one sentence how a process ended, and what it said last where that can be the reason."""
-    end = f"killed by {_signal_name(-returncode)}" if returncode < 0 else f"exit status {returncode}"
-    said = next((line.strip() for line in reversed(last_lines) if line.strip()), "")
-    return f"{end}: {said}" if said and returncode not in (0, -signal.SIGKILL) else end
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.wire.errors import ShoalError, StartupError
-from orchestrator.processes.child_process import ChildProcess, LineSink, ProcessExit, start_child
+from orchestrator.processes.child_process import ChildProcess, LineSink, start_child
+from orchestrator.processes.exits import ProcessExit
 from orchestrator.processes.restarts import RestartRule, Restarts
 
 _LOG = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import EngineReport, GroupState
 from lb.coordinator.config import CoordinatorEndpoints
 from orchestrator.launch.host import EngineHandle, EngineHost
-from orchestrator.processes.child_process import ProcessExit
+from orchestrator.processes.exits import ProcessExit
 from orchestrator.processes.restarts import RestartRule
 from orchestrator.processes.waits import wait_all
 from orchestrator.ranks.coordinator_channel import CoordinatorChannel

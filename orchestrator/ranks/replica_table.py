@@ -9,7 +9,7 @@ from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import EngineReport, SupervisorReport
 from engine.wire.replicas import ReplicaInfo, Suspect
 from engine.wire.states import EnginePhase, ReplicaState
-from orchestrator.processes.child_process import ProcessExit
+from orchestrator.processes.exits import ProcessExit
 from orchestrator.processes.restarts import RestartRule, Restarts
 
 

@@ -9,7 +9,7 @@ from engine.config.engine_spec import EngineSpec
 from engine.wire.errors import StartupError
 from engine.wire.ids import EngineId
 from orchestrator.launch.host import Capacity, EngineHandle, Site
-from orchestrator.processes.child_process import ProcessExit
+from orchestrator.processes.exits import ProcessExit
 
 GONE = ProcessExit(-9, "killed by SIGKILL")
 

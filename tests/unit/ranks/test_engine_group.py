@@ -12,7 +12,7 @@ from engine.wire.ids import EngineId
 from engine.wire.messages import GroupState
 from engine.wire.replicas import Suspect
 from engine.wire.states import EnginePhase
-from orchestrator.processes.child_process import ProcessExit
+from orchestrator.processes.exits import ProcessExit
 from orchestrator.processes.restarts import MAX_PAUSE_S, RestartRule
 from orchestrator.ranks.engine_group import EngineGroup
 from orchestrator.ranks.events import EventKind

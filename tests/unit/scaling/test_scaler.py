@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from engine.wire.ids import EngineId
 from engine.wire.load import Load
 from engine.wire.states import EnginePhase
-from orchestrator.processes.child_process import ProcessExit
+from orchestrator.processes.exits import ProcessExit
 from orchestrator.processes.restarts import RestartRule
 from orchestrator.ranks.engine_group import EngineGroup
 from orchestrator.ranks.progress import LineProgress
