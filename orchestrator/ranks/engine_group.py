@@ -150,7 +150,7 @@ class EngineGroup:
         self._publish()
         self._listen_as_needed()
 
-    def vacate(self, rank: int) -> None:
+    def migrate(self, rank: int) -> None:
         """Let everything a rank has go on elsewhere."""
         self._replica(rank).is_migrating = True
         self._publish()

@@ -15,10 +15,9 @@ from orchestrator.processes.restarts import RestartRule
 from orchestrator.ranks.engine_group import EngineGroup
 from orchestrator.ranks.progress import LineProgress
 from orchestrator.ranks.replica_table import Replica
-from orchestrator.scaling.errors import RefusalKind, ScaleRefusedError
 from orchestrator.scaling.operation import ScaleOperation
 from orchestrator.scaling.operations import ScaleOperations
-from orchestrator.scaling.plan import ScaleLimits, ScaleRequest
+from orchestrator.scaling.plan import RefusalKind, ScaleLimits, ScaleRefusedError, ScaleRequest
 from orchestrator.scaling.scaler import Scaler
 from orchestrator.scaling.steps import Phase, ScaleDeadlines
 from tests.contract.deployment import eventually
