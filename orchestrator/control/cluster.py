@@ -30,12 +30,10 @@ class ClusterControl:
         ranks: Callable[[], Collection[int]],
         publish: Callable[[ClusterSettings], None],
         log_level: str,
-        handlers: Mapping[type, Handler],
     ) -> None:
         """Listen.
 
         ranks: those there are. publish: called with every new settings. log_level: when the settings name none.
-        handlers: what else may be asked.
 
         Raises:
             AddressError: the endpoint cannot be bound.
@@ -43,9 +41,13 @@ class ClusterControl:
         self._settings_store = SettingsStore(ranks)
         self._publish = publish
         self._log_level = log_level
-        own: dict[type, Handler] = dict.fromkeys(get_args(SettingsChange), self._change)
-        own |= {GetSettings: self._get, AbortRequests: self._abort}
-        self._server = ControlServer(endpoint, own | dict(handlers))
+        self._handlers: dict[type, Handler] = dict.fromkeys(get_args(SettingsChange), self._change)
+        self._handlers |= {GetSettings: self._get, AbortRequests: self._abort}
+        self._server = ControlServer(endpoint, self._handlers)  # which looks a handler up when a call comes
+
+    def add_handlers(self, handlers: Mapping[type, Handler]) -> None:
+        """Serve more kinds of calls from now on. handlers: by the type of the operation."""
+        self._handlers.update(handlers)
 
     @property
     def endpoint(self) -> str:

@@ -54,16 +54,17 @@ class Scaler:
         self._placement_groups = PlacementGroups(host)
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
+        actions = engines.actions
         self._handlers: Mapping[ActionKind, Callable[[int], None]] = {
             ActionKind.RESERVE: self._placement_groups.reserve,
-            ActionKind.SPAWN: engines.add_replica,
-            ActionKind.ADMIT: engines.keep_replica,
-            ActionKind.RESTORE: engines.keep_replica,
-            ActionKind.CORDON: engines.cordon,
-            ActionKind.MIGRATE: engines.migrate,
-            ActionKind.LEAVE: engines.leave,
-            ActionKind.STOP: engines.dismiss,
-            ActionKind.KILL: engines.kill,
+            ActionKind.SPAWN: actions.add,
+            ActionKind.ADMIT: actions.keep,
+            ActionKind.RESTORE: actions.keep,
+            ActionKind.CORDON: actions.cordon,
+            ActionKind.MIGRATE: actions.migrate,
+            ActionKind.LEAVE: actions.leave,
+            ActionKind.STOP: actions.dismiss,
+            ActionKind.KILL: actions.kill,
             ActionKind.RELEASE: partial(self._placement_groups.release, then=self._remove_replica),
         }
 
@@ -160,7 +161,7 @@ class Scaler:
 
     def _remove_replica(self, rank: int) -> None:
         self._on_left(rank)
-        self._engines.remove_replica(rank)
+        self._engines.actions.remove(rank)
 
     def _note(self, operation: ScaleOperation) -> None:
         _LOG.info(

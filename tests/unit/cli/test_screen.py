@@ -17,7 +17,7 @@ from orchestrator.processes.exits import ProcessExit
 from orchestrator.processes.restarts import RestartRule
 from orchestrator.ranks.progress import BarProgress, LineProgress, start_progress
 from orchestrator.ranks.replica_table import ReplicaTable
-from orchestrator.supervisor.banner import print_banner
+from orchestrator.supervisor.supervisor import print_banner
 from tests.unit.ranks.reports import report
 
 E0 = EngineId(0, 1)

@@ -17,7 +17,7 @@ from orchestrator.api.config import ApiSpec
 from orchestrator.config.engine_config import engine_config
 from orchestrator.config.serve_config import SECRET_OPTIONS, ServeConfig
 from orchestrator.supervisor.endpoints import choose_endpoints, choose_security
-from orchestrator.supervisor.listen import Listener
+from orchestrator.supervisor.preflight import Listener
 from orchestrator.supervisor.specs import Wiring, api_spec, engine_spec, served_model_name
 
 STATS = StatsMemory(status=7, counts=[8, 9, 10])
