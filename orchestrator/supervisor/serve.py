@@ -5,12 +5,13 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 
 from engine.wire.errors import StartupError
 from engine.wire.process import configure_logging
 from orchestrator.config.serve_config import ServeConfig
-from orchestrator.launch.host import EngineHost
-from orchestrator.launch.local_host import LocalHost
+from orchestrator.launch.host import OpenHost
+from orchestrator.launch.local_host import open_local_host
 from orchestrator.launch.ray_environment import prepare_environment
 from orchestrator.processes.waits import run_unless
 from orchestrator.supervisor.endpoints import is_loopback
@@ -53,7 +54,7 @@ async def _serve(config: ServeConfig) -> int:
     signals.install()
     try:
         preflight = Preflight(config)
-        supervisor = Supervisor(config, preflight, _make_host(config, preflight.run_dir))
+        supervisor = Supervisor(config, preflight, _choose_host(config, preflight.run_dir))
         await _run(supervisor, signals)
     except StartupError:
         # Ray's own handler may have broken the start off before the loop could deliver the same signal to us.
@@ -74,16 +75,23 @@ async def _run(supervisor: Supervisor, signals: "StopSignals") -> None:
         await supervisor.stop(signals.second)
 
 
-def _make_host(config: ServeConfig, run_dir: RunDir) -> EngineHost:
+def _choose_host(config: ServeConfig, run_dir: RunDir) -> OpenHost:
     if config.executor == "local":
-        return LocalHost(config.advertise_host, pass_on)
+        return partial(open_local_host, advertise_host=config.advertise_host, on_line=pass_on)
     if config.ray_address is None:
         prepare_environment(run_dir.path, is_alone=config.advertise_host is None)
     # ray takes 0.6 s and 60 MB to import, which no other command and no local deployment should pay
-    from orchestrator.launch.ray_host import RayHost
+    from orchestrator.launch.ray_host import open_ray_host
 
-    max_ranks = config.max_data_parallel_size or 1
-    return RayHost(config.ray_address, config.advertise_host, config.num_threads, run_dir.path, pass_on, max_ranks)
+    return partial(
+        open_ray_host,
+        address=config.ray_address,
+        advertise_host=config.advertise_host,
+        num_threads=config.num_threads,
+        run_dir=run_dir.path,
+        on_line=pass_on,
+        max_ranks=config.max_data_parallel_size or 1,
+    )
 
 
 class StopSignals:

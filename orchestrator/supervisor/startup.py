@@ -17,7 +17,7 @@ from engine.wire.sockets import ipc_endpoint
 from orchestrator.config.engine_config import engine_config
 from orchestrator.config.serve_config import ServeConfig
 from orchestrator.control.cluster import ClusterControl
-from orchestrator.launch.host import EngineHost
+from orchestrator.launch.host import EngineHost, OpenHost
 from orchestrator.processes.restarts import RestartRule
 from orchestrator.processes.tokenizer_export import find_tokenizer
 from orchestrator.ranks.coordinator_channel import CoordinatorChannel
@@ -59,7 +59,7 @@ class Startup:
         self,
         config: ServeConfig,
         preflight: Preflight,
-        host: EngineHost,
+        open_host: OpenHost,
         replicas: ReplicaTable,
         on_death: Callable[[Replica], None],
         on_failure: Callable[[ShoalError], None],
@@ -67,7 +67,7 @@ class Startup:
     ) -> None:
         self._config = config
         self._preflight = preflight
-        self._host = host
+        self._open_host = open_host
         self._replicas = replicas
         self._on_death = on_death
         self._on_failure = on_failure
@@ -91,14 +91,15 @@ class Startup:
     async def _start_parts(self, progress: StartProgress) -> EngineGroup:
         num_ranks, model = self._config.data_parallel_size, self._preflight.model
         self._show(progress, f"reserving places for {num_ranks} rank(s)")
-        site = await self._host.open(num_ranks, "cpu" if model is None else self._config.device)
+        site = await self._open_host(num_ranks, "cpu" if model is None else self._config.device)
+        self._stops.append(site.host.stop)
         engine = engine_config(self._config, model, site.device)
         run_dir = self._preflight.run_dir.path
         wiring = await self._start_coordinator(
             choose_endpoints(run_dir, site.address, self._config.interface, self._config.port_range)
         )
-        engines = self._make_engines(engine, wiring, progress)
-        control = self._make_control(engines)
+        engines = self._make_engines(site.host, engine, wiring, progress)
+        control = self._make_control(site.host, engines)
         await engines.start()
         self._show(progress, "preparing the tokenizer and the API processes")
         tokenizer_dir = await find_tokenizer(model, pass_on) if model is not None else None
@@ -115,10 +116,12 @@ class Startup:
         self._stops.append(coordinator.stop)
         return Wiring(chosen, (await coordinator.start()).under(chosen.advertise_host), security)
 
-    def _make_engines(self, engine: EngineConfig, wiring: Wiring, progress: StartProgress) -> EngineGroup:
+    def _make_engines(
+        self, host: EngineHost, engine: EngineConfig, wiring: Wiring, progress: StartProgress
+    ) -> EngineGroup:
         engines = EngineGroup(
             self._replicas,
-            self._host,
+            host,
             lambda replica: engine_spec(
                 replica.engine_id,
                 engine,
@@ -141,7 +144,7 @@ class Startup:
         self._has_engines = True
         return engines
 
-    def _make_control(self, engines: EngineGroup) -> ClusterControl:
+    def _make_control(self, host: EngineHost, engines: EngineGroup) -> ClusterControl:
         config = self._config
         control = ClusterControl(
             ipc_endpoint(self._preflight.run_dir.path, "control"),
@@ -154,7 +157,7 @@ class Startup:
             ScaleDeadlines(load_s=config.start_timeout),
             is_lockstep=config.enable_expert_parallel,
         )
-        scaler = Scaler(engines, self._host, operations, control.reached, control.forget_rank)
+        scaler = Scaler(engines, host, operations, control.reached, control.forget_rank)
         # The scaler asks API processes through the channel, and they ask for it there.
         control.add_handlers(ScaleService(scaler, engines, config.executor).handlers())
         self._stops += [scaler.stop, control.stop]

@@ -9,7 +9,7 @@ from rich.console import Console
 from engine.wire.errors import EngineError, ShoalError, StartupError
 from engine.wire.ids import EngineId
 from orchestrator.config.serve_config import ServeConfig
-from orchestrator.launch.host import EngineHost
+from orchestrator.launch.host import OpenHost
 from orchestrator.processes.restarts import RestartRule
 from orchestrator.ranks.replica_table import Replica, ReplicaTable
 from orchestrator.supervisor.preflight import Preflight
@@ -25,7 +25,7 @@ class Supervisor:
     failure: resolved once with what makes the deployment end by itself; never after ``stop`` has begun.
     """
 
-    def __init__(self, config: ServeConfig, preflight: Preflight, host: EngineHost) -> None:
+    def __init__(self, config: ServeConfig, preflight: Preflight, open_host: OpenHost) -> None:
         self.failure: asyncio.Future[ShoalError] = asyncio.get_running_loop().create_future()
         self._config = config
         self._preflight = preflight
@@ -35,8 +35,8 @@ class Supervisor:
             RestartRule(max_in_row=config.max_restarts),
         )
         # How to end each part, in the order of their start; ended in reverse.
-        self._stops: list[Stop] = [preflight.stop, host.stop]
-        self._startup = Startup(config, preflight, host, self._replicas, self._on_death, self._fail, self._stops)
+        self._stops: list[Stop] = [preflight.stop]
+        self._startup = Startup(config, preflight, open_host, self._replicas, self._on_death, self._fail, self._stops)
 
     async def run(self) -> None:
         """Start every process, show that the deployment is ready, and wait for ``failure``.

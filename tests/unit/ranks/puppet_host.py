@@ -9,7 +9,7 @@ from engine.config.engine_config import EngineConfig, EngineKind
 from engine.config.engine_spec import EngineSpec
 from engine.wire.errors import StartupError
 from engine.wire.ids import EngineId
-from orchestrator.launch.host import Capacity, EngineHandle, Site
+from orchestrator.launch.host import Capacity, EngineHandle
 from orchestrator.processes.exits import ProcessExit
 from orchestrator.processes.restarts import RestartRule
 from orchestrator.ranks.engine_group import EngineGroup
@@ -35,9 +35,6 @@ class PuppetHost:
     reserved: set[int] = field(default_factory=set)
     may_reserve: asyncio.Event = field(default_factory=asyncio.Event)
     refusal: str = ""
-
-    async def open(self, num_ranks: int, device: str) -> Site:
-        return Site(device, None)
 
     def capacity(self) -> Capacity:
         return Capacity(self.num_free, "each rank needs 1 CPU", {})
