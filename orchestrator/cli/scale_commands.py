@@ -15,6 +15,7 @@ from engine.wire.errors import ShoalError
 from engine.wire.ids import name_ranks
 from orchestrator.cli.http_client import DeploymentClient, add_address
 from orchestrator.cli.parser import Command
+from orchestrator.config.defaults import DRAIN_TIMEOUT_S
 
 _TIMEOUT_S = 20.0
 _POLL_S = 0.1
@@ -32,8 +33,8 @@ def _add_scale_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what = "a rank that shall go; repeatable; with N ranks beyond that are replaced"
     parser.add_argument("--remove", type=int, action="append", default=[], metavar="RANK", help=what)
-    what = "seconds that requests of leaving ranks may finish there before they move (default: 120)"
-    parser.add_argument("--drain-timeout", type=float, default=120.0, metavar="S", help=what)
+    what = f"seconds that requests of leaving ranks may finish there before they move (default: {DRAIN_TIMEOUT_S:g})"
+    parser.add_argument("--drain-timeout", type=float, default=DRAIN_TIMEOUT_S, metavar="S", help=what)
     parser.add_argument(
         "--wait", action="store_true", help="show the progress, return when it is over: status 0 if done"
     )

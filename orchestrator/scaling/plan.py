@@ -6,6 +6,7 @@ from enum import StrEnum
 from itertools import count, islice
 
 from engine.wire.errors import ShoalError
+from orchestrator.config.defaults import DRAIN_TIMEOUT_S, MAX_RANKS
 
 
 class RefusalKind(StrEnum):
@@ -27,9 +28,6 @@ class ScaleRefusedError(ShoalError):
         self.field = field
 
 
-MAX_RANKS = 1024
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRequest:
     """What an operator asks for: a number of ranks, ranks to remove, or both.
@@ -40,7 +38,7 @@ class ScaleRequest:
 
     size: int | None = None
     remove: tuple[int, ...] = ()
-    drain_timeout_s: float = 120.0
+    drain_timeout_s: float = DRAIN_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from engine.wire.states import ReplicaState
+from orchestrator.config.defaults import START_TIMEOUT_S
 from orchestrator.scaling.observed_state import (
     Action,
     ActionKind,
@@ -51,7 +52,7 @@ class ScaleDeadlines:
 
     reserve_s: float = 20.0
     spawn_s: float = 60.0
-    load_s: float = 300.0
+    load_s: float = START_TIMEOUT_S
     handshake_s: float = 30.0
     group_s: float = 120.0
     migrate_s: float = 35.0

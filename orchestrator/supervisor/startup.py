@@ -14,6 +14,7 @@ from engine.config.engine_config import EngineConfig
 from engine.wire.errors import ShoalError, StartupError
 from engine.wire.ids import ClientId
 from engine.wire.sockets import ipc_endpoint
+from orchestrator.config.defaults import MAX_RANKS
 from orchestrator.config.engine_config import engine_config
 from orchestrator.config.serve_config import ServeConfig
 from orchestrator.control.cluster import ClusterControl
@@ -25,7 +26,7 @@ from orchestrator.ranks.engine_group import EngineGroup
 from orchestrator.ranks.progress import StartProgress, start_progress
 from orchestrator.ranks.replica_table import Replica, ReplicaTable
 from orchestrator.scaling.operations import ScaleOperations
-from orchestrator.scaling.plan import MAX_RANKS, ScaleLimits
+from orchestrator.scaling.plan import ScaleLimits
 from orchestrator.scaling.scaler import Scaler
 from orchestrator.scaling.service import ScaleService
 from orchestrator.scaling.steps import ScaleDeadlines
