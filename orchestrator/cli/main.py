@@ -38,7 +38,7 @@ def _run_serve(options: argparse.Namespace, environment: Mapping[str, str]) -> i
     from orchestrator.supervisor.serve import serve
 
     config = load(option_flags(options), environment, options.config)
-    forget_secrets()
+    forget_secrets()  # before anything is started: no child inherits the keys
     return serve(config)
 
 

@@ -78,6 +78,7 @@ def run_events(options: argparse.Namespace, environment: Mapping[str, str]) -> N
     query = "" if options.after is None else f"?after={options.after}"
     for event in _read_events(client.stream_lines(f"/v1/cluster/events{query}")):
         sys.stdout.write(f"{json.dumps(event) if options.json else describe_event(event)}\n")
+        # One by one: whoever reads through a pipe follows what happens.
         sys.stdout.flush()
     raise ShoalError("the deployment tells no more events: it has ended, or its API process has")
 
@@ -112,6 +113,7 @@ def _scale_body(options: argparse.Namespace, client: DeploymentClient) -> dict[s
         body["idempotency_key"] = options.idempotency_key
     if options.size is None:
         return body
+    # The API takes absolute sizes alone: a relative one that is repeated would be applied twice.
     is_relative = options.size[0] in "+-"
     before = client.call("GET", "/v1/cluster/capacity", _TIMEOUT_S)["ranks"] if is_relative else 0
     return body | {"size": before + int(options.size)}

@@ -43,6 +43,7 @@ def print_status(
     client = DeploymentClient(url, run_dir, key, os.environ)
     cluster = _get_cluster(client)
     ranks = cluster["ranks"]
+    # A file or a pipe has no width of its own; rich would take 80 columns, and cut the table.
     console = console or Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
     if as_json:
         console.print(json.dumps(cluster, indent=2), highlight=False, markup=False, soft_wrap=True)

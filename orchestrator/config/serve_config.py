@@ -1,4 +1,4 @@
-"""Every option of ``shoal serve``, written once: command line, environment and files are read after this model."""
+"""The options of ``shoal serve``, each written once: command line, environment and files are read after this model."""
 
 import re
 from pathlib import Path
@@ -10,6 +10,8 @@ from engine.config.engine_config import SchedulerConfig, SimConfig
 from orchestrator.config.defaults import MAX_PENDING_REQUESTS, MAX_RANKS, SHUTDOWN_TIMEOUT_S, START_TIMEOUT_S
 
 _MAX_PORT = 65535
+
+# Defaults stand beside what they act on; here only those are repeated whose unit is another.
 _SCHEDULER, _SIM = SchedulerConfig(), SimConfig()
 
 GROUPS = {
@@ -27,7 +29,7 @@ GROUPS = {
 
 
 SECRET_OPTIONS = ("api_key", "admin_api_key")
-"""Never written anywhere, and hidden from whoever lists this machine's processes."""
+"""Never written anywhere, and hidden from the list of this machine's processes."""
 
 _KEY = re.compile(r"[\x21-\x7e]+")
 
@@ -39,7 +41,7 @@ def option(default: Any, group: str, text: str, **constraints: Any) -> Any:
 
 
 class ServeConfig(BaseModel):
-    """Configuration of one deployment; frozen, and an unknown key is an error. Read it with ``config_sources.load``."""
+    """Configuration of one deployment; frozen, and an unknown key is an error. Read it with ``sources.load``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

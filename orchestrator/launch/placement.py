@@ -36,6 +36,7 @@ def plan_placement(num_ranks: int, device: str, num_threads: int, nodes: Sequenc
             hint = "; --device cpu runs without" if device == "auto" else ""
             raise StartupError(f"needs {_count(num_ranks, 'GPU')}, the Ray cluster has {num_gpus}{_of(nodes)}{hint}")
         return PlacementPlan("cuda", {"GPU": 1.0})
+    # Per node, not in all: two halves of a rank on two nodes hold no rank.
     num_placements = sum(int(node.num_cpus) // num_threads for node in nodes)
     if num_placements < num_ranks:
         num_cpus = sum(int(node.num_cpus) for node in nodes)

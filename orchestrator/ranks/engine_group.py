@@ -68,7 +68,7 @@ class EngineGroup:
         self.events = self._publisher.events
         self.actions = ReplicaActions(replicas, self._launcher, self._publisher)
 
-    # --- life -------------------------------------------------------------------------------------------------------
+    # --- start and stop -----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Publish the replicas from now on, and start one engine in each.
@@ -95,6 +95,7 @@ class EngineGroup:
         force_stop: once it is done, none is waited for any more.
         """
         self._is_stopping = True
+        # In this order: no new engine may be ordered behind the dismissal of the old ones.
         await self._launcher.stop_starting()
         self.replicas.dismiss()
         self._publisher.publish()
@@ -103,7 +104,7 @@ class EngineGroup:
         self._publisher.close()
         return leftovers
 
-    # --- what is published besides ----------------------------------------------------------------------------------
+    # --- what is published besides ------------------------------------------------------------------------------------
 
     def on_client_gone(self, client_id: ClientId) -> None:
         """Publish that a client's process has ended, so that the engines free what it had in flight."""
@@ -119,10 +120,11 @@ class EngineGroup:
         """Receive every report of every engine, or only those of replicas that change, which costs less."""
         self._publisher.watch_loads(wanted=wanted)
 
-    # --- what happens to engines ------------------------------------------------------------------------------------
+    # --- what happens to engines --------------------------------------------------------------------------------------
 
     def on_report(self, report: EngineReport) -> None:
         """Take a report of an engine."""
+        # Most reports come from engines that are long ready, and change nothing here.
         before = self.replicas.of(report.engine_id)
         was_ready = before is not None and before.is_ready
         replica = self.replicas.on_report(report, _now())
@@ -153,12 +155,13 @@ class EngineGroup:
         replica = self.replicas.on_exit(engine_id, end, _now())
         if self._is_stopping:
             return
-        # Published before the next engine is ordered: whoever sees the successor has seen the death.
+        # Published before the next engine is ordered: a client that sees the successor has seen the death.
         self._publisher.publish()
         if not replica.dismissed:
             self._publisher.note(
                 EventKind.RANK_DEAD, replica, reason=replica.end_reason, replacement_in_s=replica.replacement_in_s
             )
+        # The scale operation sees the end in the table, and decides what follows.
         if replica.is_temporary:
             _LOG.info("%s has ended: %s", replica.name, replica.end_reason)
             return
@@ -186,8 +189,8 @@ class EngineGroup:
         self._kill_if_lost(replica)
 
     def _kill_if_lost(self, replica: Replica) -> None:
-        # Without reports and without a host to ask, nothing will prove it alive. The stall limit is for hosts that
-        # answer: they could still be asked whether the engine steps.
+        # Without reports and without a host that answers, nothing can prove it alive. The stall limit is for engines
+        # whose host answers, and would confirm their end.
         is_silent = replica.suspect is not None and replica.suspect.is_silent
         if is_silent and replica.exit is None and self._launcher.is_out_of_reach(replica):
             self._launcher.kill(replica)

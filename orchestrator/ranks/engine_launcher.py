@@ -103,6 +103,7 @@ class EngineLauncher:
 
     async def stop_starting(self) -> None:
         """Give up every start in the background."""
+        # Also the pauses before a restart, which are the first part of these tasks.
         tasks = list(self._starts.values())
         for task in tasks:
             task.cancel()
@@ -111,8 +112,8 @@ class EngineLauncher:
     async def stop(self, loaded: Collection[EngineId], force_stop: "asyncio.Future[Any]") -> list[str]:
         """Wait until the engines end, which have been dismissed; kill those that do not, return a line for each.
 
-        loaded: those that are waited for: one that is still loading has no sequences, so that killing it costs nobody
-        anything. force_stop: once it is done, none is waited for any more.
+        loaded: those to wait for: one that is still loading has no sequences, so there is nothing to wait for.
+        force_stop: once it is done, none is waited for any more.
         """
         ends = [handle.exited for handle in self._handles.values() if handle.engine_id in loaded]
         await wait_all(ends, _LEAVE_S, force_stop)
@@ -138,6 +139,7 @@ class EngineLauncher:
     async def _replace(self, rank: int, pause_s: float) -> None:
         await asyncio.sleep(pause_s)
         replica = self._next_replica(rank)
+        # Made before the engine is ordered: a start that fails ends the load at once.
         load = self._loads[rank] = asyncio.get_running_loop().create_future()
         await self._start_or_end(replica)
         await asyncio.wait([load], timeout=self._load_timeout_s)

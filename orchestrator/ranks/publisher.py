@@ -55,4 +55,5 @@ class ReplicaPublisher:
         self._channel.close()
 
     def _listen_as_needed(self) -> None:
+        # Loads arrive all the time from every engine; while nothing changes this process needs none of them.
         self._channel.listen(self._watches_loads or not self._replicas.is_settled)

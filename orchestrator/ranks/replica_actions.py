@@ -27,6 +27,7 @@ class ReplicaActions:
         """Let a rank get no new requests, and have no replacement if its engine ends."""
         replica = self._replica(rank)
         replica.is_draining = True
+        # A restart that waits for its pause would bring the rank back that is to go.
         if replica.replacement_in_s is not None:
             self._launcher.cancel_start(rank)
             replica.replacement_in_s = None

@@ -79,6 +79,7 @@ class Replica:
         """Return the state as it is published."""
         if self.exit is not None:
             return ReplicaState.DEAD
+        # A cordoned rank is ALIVE still: it finishes what it has, and can be restored.
         if self.dismissed or self.is_leaving:
             return ReplicaState.LEAVING
         return ReplicaState.ALIVE if self.is_ready else ReplicaState.STARTING
@@ -150,9 +151,11 @@ class ReplicaTable:
     def on_report(self, report: EngineReport, now: float) -> Replica | None:
         """Take an engine's report; return its replica, None for a stale report or one of an unknown engine."""
         replica = self.of(report.engine_id)
+        # Reports are whole and numbered by their engine, so the newest alone counts. A snapshot repeats those it has.
         if replica is None or (replica.report is not None and report.report_seq <= replica.report.report_seq):
             return None
         replica.report = report
+        # Service begins with the first report of a loaded engine: an end while loading does not begin a new row.
         if replica.is_ready:
             replica.history.restarts.on_serving(now)
         return replica
@@ -164,8 +167,10 @@ class ReplicaTable:
         if replica.hung:
             end = replace(end, reason=f"hung: {replica.hung}, killed", was_hung=True)
         replica.exit = end
+        # An engine that was asked to end has no reason that anybody would look for.
         if not replica.dismissed:
             replica.history.last_reason = end.reason
+        # A rank that comes or goes by a scale operation is that operation's: replacing its engine here would undo it.
         replica.replacement_in_s = (
             replica.history.restarts.on_end(now) if self.replacements and not replica.is_temporary else None
         )
@@ -180,6 +185,7 @@ class ReplicaTable:
         changed, hung = [], []
         for replica in self._replicas.values():
             suspect = by_engine.get(replica.engine_id)
+            # The host has confirmed the end, or is asked for it: either outweighs what the coordinator still publishes.
             if replica.exit is not None or replica.hung:
                 continue
             if suspect is not None and suspect.is_hung:
@@ -194,6 +200,7 @@ class ReplicaTable:
         """Put the next incarnation in the place of an engine that ended; return its replica."""
         old = self._replicas[rank]
         assert old.exit is not None
+        # Counted by the kind of the end before: the metric shows why engines are replaced.
         old.history.replacements[old.exit.kind] += 1
         engine_id = EngineId(rank, old.engine_id.incarnation + 1)
         self._replicas[rank] = Replica(engine_id, old.history)
@@ -224,6 +231,7 @@ class ReplicaTable:
         """Make a replica like any other; return the pause before its next engine if the last one ended meanwhile."""
         replica = self._replicas[rank]
         replica.is_joining = replica.is_draining = replica.is_migrating = replica.is_leaving = False
+        # Its engine may have ended while the scale operation held the replica, which then got no replacement.
         if replica.exit is not None and replica.replacement_in_s is None and self.replacements:
             replica.replacement_in_s = replica.history.restarts.on_end(now)
             return replica.replacement_in_s
@@ -265,6 +273,7 @@ class ReplicaTable:
             report_seq=report_seq,
             replicas=[_to_wire(replica) for replica in replicas],
             dismissed=[replica.engine_id for replica in replicas if replica.dismissed],
+            # Repeated with every report, as everything in it: no engine can miss that a client is gone.
             gone_clients=list(self.gone_clients.values()),
             settings=self.settings,
         )

@@ -204,6 +204,7 @@ def group_stage(state: GroupState | None, replicas: Sequence[Replica]) -> GroupS
     if state is None:
         return GroupStage.OLD
     if sorted(state.committed.members) == members:
+        # Committed is the coordinator's word, switched the members': each reports the epoch that it steps in.
         has_switched = all(report.epoch == state.committed.epoch for report in reports)
         return GroupStage.SWITCHED if has_switched else GroupStage.COMMITTED
     proposal = state.proposal

@@ -160,6 +160,7 @@ class ScaleOperation:
         issued = {action for action in self._issued if action.kind in _LEAVING_ACTIONS}
         if not issued:
             return []
+        # Taken out of what was issued, so that the same actions are taken once more when the ranks leave after all.
         self._issued -= issued
         self._index = next(index for index, step in enumerate(self._steps) if step.phase is Phase.DRAIN)
         self._step_progress = 0.0
@@ -198,6 +199,7 @@ class ScaleOperation:
         self._enter(phase, now)
         if self.is_committed or phase not in (*_POINT_OF_NO_RETURN, Phase.DONE):
             return []
+        # New ranks are like any other from here on: they stay whatever happens, and are replaced when they end.
         self.is_committed = True
         return [Action(ActionKind.ADMIT, rank) for rank in self.plan.joining]
 

@@ -46,6 +46,7 @@ class ScaleOperations:
         Raises:
             ScaleRefusedError: the key was used for something else.
         """
+        # Also among those that are over: a caller that repeats its request must not scale twice.
         known = next((op for op in self._operations.values() if key is not None and op.key == key), None)
         if known is not None and known.request != request:
             message = f"this key named operation {known.id}, which was asked for something else"
@@ -76,6 +77,7 @@ class ScaleOperations:
         operation_id = f"scale-{self._num_begun}"
         operation = ScaleOperation(operation_id, key, request, plan, self.is_lockstep, self._deadlines, now, created_at)
         self._operations[operation_id] = operation
+        # The oldest go first, and never the running one, which is the newest.
         while len(self._operations) > NUM_REMEMBERED:
             del self._operations[next(iter(self._operations))]
         return operation

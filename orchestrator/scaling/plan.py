@@ -76,6 +76,7 @@ def plan_scale(request: ScaleRequest, ranks: Mapping[int, bool], limits: ScaleLi
     surplus = sorted(staying, key=lambda rank: (ranks[rank], -rank))[: max(0, len(staying) - size)]
     joining = _lowest_free(ranks, max(0, size - len(staying)))
     leaving = tuple(sorted({*request.remove, *surplus}))
+    # New ranks serve before old ones leave, so with new ones somebody always will.
     if leaving and not joining and not any(ranks[rank] for rank in ranks if rank not in leaving):
         raise ScaleRefusedError(RefusalKind.INVALID, "no rank that serves would be left", "remove")
     return ScalePlan(joining, leaving, len(ranks), size)

@@ -119,6 +119,7 @@ class Scaler:
         operation = self.operations.begin(request, key, plan, _now(), time.time())
         self._note(operation)
         if not operation.is_over:
+            # What an earlier operation reached says nothing of the new ranks of this one.
             self._reached = set()
             self._task = asyncio.create_task(self._run(operation), name=f"operation {operation.id}")
         return operation
@@ -137,6 +138,7 @@ class Scaler:
         self._engines.watch_loads(wanted=False)
 
     async def _turn(self, operation: ScaleOperation) -> None:
+        # Asked only where it decides: it takes a call to every API process.
         if operation.phase is Phase.HANDSHAKE:
             self._reached = await self._reach()
         num_phases = len(operation.history)
@@ -230,6 +232,7 @@ class PlacementGroups:
             await self._host.release(rank)
         except Exception:  # noqa: BLE001 - what a host cannot give up it ends with the deployment
             _LOG.exception("the placement group of rank %d could not be given up", rank)
+        # Also after a failure: a rank that stayed half removed would block every later operation.
         then(rank)
         self.placements.pop(rank, None)
 

@@ -64,6 +64,7 @@ class ScaleService:
         num_ranks = sum(1 for _ in self._engines.replicas)
         capacity = self._scaler.capacity()
         limits = self._scaler.operations.limits
+        # The limit of the options, and the room on the host, where that is known.
         room = max(0, limits.max_size - num_ranks)
         can_add = room if capacity.num_free is None else min(room, capacity.num_free)
         return {
@@ -79,6 +80,7 @@ class ScaleService:
     async def _events(self, call: WaitEvents) -> dict[str, Any]:
         log = self._engines.events
         after = log.last_number if call.after is None else call.after
+        # Without a number the caller asks where to begin, which needs no waiting.
         events = await log.wait_after(after, call.wait_s) if call.after is not None else []
         return {"last": log.last_number, "events": [event.to_dict() for event in events]}
 

@@ -27,7 +27,7 @@ MakeSpec = Callable[[ClientId, StatsMemory], ApiSpec]
 class ApiGroup:
     """One supervised process per client index, and the shared memory in which they all count.
 
-    The listening socket is the supervisor's and outlives every process: callers that come while none lives wait in its
+    The listening socket is the supervisor's and outlives every process: callers that come while none runs wait in its
     queue. Each restart is a client of its own, under the next incarnation.
     on_gone: called with the client of every process that ended, so that engines free its requests; what it showed is
     off the shared status by then. on_give_up: called once no process is left and none will come; before that, the
@@ -86,21 +86,23 @@ class ApiGroup:
         return [leftover for of_one in leftovers for leftover in of_one]
 
     def _process_spec(self, index: int, make_spec: MakeSpec, rule: RestartRule) -> ProcessSpec:
+        # Time-outs and descriptors are the same for every incarnation.
         first = make_spec(ClientId(index, 1), self._memory)
         return ProcessSpec(
             name=_name(index),
             module=API_MODULE,
-            make_spec=lambda life: make_spec(ClientId(index, life), self._memory),
-            life_name=lambda life: f"client {ClientId(index, life)}",
+            make_spec=lambda incarnation: make_spec(ClientId(index, incarnation), self._memory),
+            incarnation_name=lambda incarnation: f"client {ClientId(index, incarnation)}",
             rule=rule,
             stop_s=first.shutdown_timeout_s + _GRACE_S,
             start_s=first.start_timeout_s,
             pass_fds=(first.listen_fd, *self._memory.fds),
         )
 
-    def _on_end(self, index: int, life: int) -> None:
+    def _on_end(self, index: int, incarnation: int) -> None:
+        # Its row first: a sibling that looks at the shared status must not count what is gone.
         self._rows[index].clear()
-        self._on_gone(ClientId(index, life))
+        self._on_gone(ClientId(index, incarnation))
 
     def _on_lost(self, index: int, error: ShoalError) -> None:
         self._lost.add(index)

@@ -38,7 +38,7 @@ class Wiring:
 
 
 def served_model_name(config: ServeConfig, model: ResolvedModel | None) -> str:
-    """Return what the API calls the model."""
+    """Return the name of the model in the API."""
     return config.served_model_name or (model.display_name if model is not None else config.model or SIM_MODEL_NAME)
 
 
@@ -89,7 +89,7 @@ def api_spec(
     stats: StatsMemory,
     control_endpoint: str | None = None,
 ) -> ApiSpec:
-    """Return the spec of one life of an API process; the deadline of the start is the supervisor's to keep."""
+    """Return the spec of one incarnation of an API process; the supervisor keeps the deadline of the start."""
     return ApiSpec(
         client=_client_config(config, engine, wiring, client_id),
         listen_fd=listener.fd,
@@ -104,6 +104,7 @@ def api_spec(
         stats=stats,
         log_level=config.log_level,
         control_endpoint=control_endpoint,
+        # Through JSON, because values like paths and sizes are no wire types.
         serve_config=msgspec.json.decode(config.model_dump_json(exclude=set(SECRET_OPTIONS))),
         api_keys=tuple(key.get_secret_value() for key in config.api_key or ()),
         admin_api_key=None if config.admin_api_key is None else config.admin_api_key.get_secret_value(),

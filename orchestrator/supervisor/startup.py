@@ -101,10 +101,13 @@ class Startup:
         )
         engines = self._make_engines(site.host, engine, wiring, progress)
         control = self._make_control(site.host, engines)
+        # After the control channel: the spec of an engine holds the settings of that moment.
         await engines.start()
         self._show(progress, "preparing the tokenizer and the API processes")
+        # While the engines load: an export takes seconds.
         tokenizer_dir = await find_tokenizer(model, pass_on) if model is not None else None
         api = await self._start_api(engine, wiring, tokenizer_dir, control, engines)
+        # Waited for last, because loading takes longest and everything else goes on meanwhile.
         await engines.wait_ready()
         self._show(progress, "waiting until every API process reaches every rank")
         await api.wait_reachable(num_ranks)
@@ -114,6 +117,7 @@ class Startup:
         security = choose_security(self._config.wire_security, chosen)
         spec = coordinator_spec(self._config, chosen, security)
         coordinator = CoordinatorSupervisor(spec, pass_on, self._on_failure, start_s=self._config.start_timeout)
+        # Registered before it is started: a start that fails half-way has something to stop as well.
         self._stops.append(coordinator.stop)
         return Wiring(chosen, (await coordinator.start()).under(chosen.advertise_host), security)
 
@@ -159,7 +163,7 @@ class Startup:
             is_lockstep=config.enable_expert_parallel,
         )
         scaler = Scaler(engines, host, operations, control.reached, control.forget_rank)
-        # The scaler asks API processes through the channel, and they ask for it there.
+        # The scaler calls API processes on this channel, and they call it: so its handlers come last.
         control.add_handlers(ScaleService(scaler, engines, config.executor).handlers())
         self._stops += [scaler.stop, control.stop]
         return control
@@ -192,9 +196,10 @@ class Startup:
         return api
 
     def _describe_timeout(self) -> str:
+        # Before the engines are ordered the table would report as "starting" what does not start yet.
         unready = self._replicas.describe_unready() if self._has_engines else ""
         return f"not ready within {self._config.start_timeout:g} s (--start-timeout): {unready or self._doing}"
 
     def _show(self, progress: StartProgress, doing: str) -> None:
         self._doing = doing
-        progress.say(doing)
+        progress.show_step(doing)

@@ -49,6 +49,7 @@ class Supervisor:
         """
         engines = await self._startup.run()
         engines.start_replacing()
+        # Only now: ``shoal status`` takes a run with this file for one that serves.
         url = self._preflight.listener.url
         self._preflight.run_dir.write_run_file(url)
         print_banner(url, served_model_name(self._config, self._preflight.model), self._config.data_parallel_size)
@@ -74,6 +75,7 @@ class Supervisor:
             self._fail(StartupError(f"{what} ended while it started: {replica.end_reason}"))
             return
         _LOG.error("%s is dead: %s; %s", what, replica.end_reason, self._describe_restart(replica))
+        # One lost rank is an alarm, the last one is the end: nothing could serve until somebody restarts it anyway.
         if self._replicas.all_lost:
             self._fail(EngineError(f"every engine is dead: {self._replicas.describe_unready()}"))
 
