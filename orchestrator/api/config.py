@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from client.config import ClientConfig
 from metrics.shared_status import StatsMemory
+from orchestrator.config.defaults import MAX_PENDING_REQUESTS, SHUTDOWN_TIMEOUT_S, START_TIMEOUT_S
 
 
 class ApiSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,9 +33,9 @@ class ApiSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     served_model_name: str
     tokenizer_dir: str | None = None
     model_root: str = ""
-    shutdown_timeout_s: float = 10.0
-    start_timeout_s: float = 600.0
-    max_pending_requests: int = 1024
+    shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S
+    start_timeout_s: float = START_TIMEOUT_S
+    max_pending_requests: int = MAX_PENDING_REQUESTS
     stats: StatsMemory | None = None
     log_level: str = "INFO"
     control_endpoint: str | None = None

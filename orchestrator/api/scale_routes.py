@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
 
 from orchestrator.api.errors import AdminError, ApiError
+from orchestrator.config.defaults import DRAIN_TIMEOUT_S, MAX_RANKS
 from orchestrator.control.client import ControlClient
 from orchestrator.control.errors import ControlError
 from orchestrator.control.messages import (
@@ -40,7 +41,7 @@ class ElasticBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     new_data_parallel_size: StrictInt = Field(gt=0)
-    drain_timeout: float = Field(120.0, ge=0, le=_MAX_DRAIN_S)
+    drain_timeout: float = Field(DRAIN_TIMEOUT_S, ge=0, le=_MAX_DRAIN_S)
 
 
 class ScaleBody(BaseModel):
@@ -49,8 +50,8 @@ class ScaleBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     size: StrictInt | None = Field(None, gt=0)
-    remove: list[Annotated[StrictInt, Field(ge=0)]] = Field([], max_length=1024)
-    drain_timeout: float = Field(120.0, ge=0, le=_MAX_DRAIN_S)
+    remove: list[Annotated[StrictInt, Field(ge=0)]] = Field([], max_length=MAX_RANKS)
+    drain_timeout: float = Field(DRAIN_TIMEOUT_S, ge=0, le=_MAX_DRAIN_S)
     idempotency_key: str | None = _KEY
 
     @model_validator(mode="after")

@@ -1,11 +1,10 @@
-"""Asking a running deployment from the command line: where it answers, with which key, and what went wrong."""
+"""The HTTP client of the commands: finds a running deployment, names a key to it, and turns failures into errors."""
 
+import argparse
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from engine.wire.errors import ShoalError
 from orchestrator.supervisor.run_dir import live_runs
@@ -16,8 +15,19 @@ API_KEY_VARIABLE = "SHOAL_API_KEY"
 _CONNECT_S = 10.0
 
 
-class Asker:
-    """One deployment and the key it is asked with. url: its base, without a slash at the end."""
+def add_address(
+    parser: argparse.ArgumentParser,
+    key_flag: str = "--admin-api-key",
+    key_help: str = "the admin key; default: SHOAL_ADMIN_API_KEY",
+) -> None:
+    """Add the options that name a deployment and the key for it."""
+    parser.add_argument("--url", help="base URL of the deployment, e.g. http://127.0.0.1:8000")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where to look for deployments of this machine")
+    parser.add_argument(key_flag, dest="key", metavar="KEY", help=key_help)
+
+
+class DeploymentClient:
+    """Calls one deployment. url: its base, without a slash at the end."""
 
     def __init__(self, url: str | None, run_dir: Path | None, key: str | None, environment: Mapping[str, str]) -> None:
         """Find it: at ``url``, else on this machine.
@@ -31,12 +41,14 @@ class Asker:
         key = key or _key_of(environment)
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
 
-    def ask(self, method: str, path: str, timeout_s: float, body: Any = None) -> Any:
+    def call(self, method: str, path: str, timeout_s: float, body: Any = None) -> Any:
         """Send one request and return the JSON of its answer.
 
         Raises:
             ShoalError: no answer, an error answer (with its message), or not an answer of Shoal.
         """
+        import httpx  # takes longer to import than --help runs
+
         url = f"{self.url}{path}"
         try:
             answer = httpx.request(method, url, headers=self._headers, json=body, timeout=timeout_s, trust_env=False)
@@ -47,12 +59,14 @@ class Asker:
             raise _refusal(url, answer.status_code, content)
         return content
 
-    def lines(self, path: str) -> Iterator[str]:
+    def stream_lines(self, path: str) -> Iterator[str]:
         """Yield the lines of an answer that does not end by itself.
 
         Raises:
-            ShoalError: no answer, or one that says no.
+            ShoalError: no answer, or an error answer.
         """
+        import httpx
+
         url = f"{self.url}{path}"
         timeout = httpx.Timeout(_CONNECT_S, read=None)
         try:

@@ -1,8 +1,10 @@
-"""``shoal status``: a table of the ranks of a running deployment."""
+"""The command ``shoal status``: a table of the ranks of a running deployment."""
 
+import argparse
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from rich.text import Text
 from engine.wire.errors import ShoalError
 from engine.wire.ids import name_ranks
 from engine.wire.states import EngineState
-from orchestrator.cli.http_client import Asker
+from orchestrator.cli.http_client import DeploymentClient, add_address
+from orchestrator.cli.parser import Command
 
 _TIMEOUT_S = 10.0
 _FILE_WIDTH = 140
@@ -31,20 +34,21 @@ def print_status(
 ) -> int:
     """Print the ranks of one deployment; return 0, or 1 when no rank is ready.
 
-    url: base URL; None looks for the one deployment of this machine. key: one of
-    its keys; None takes the environment's.
+    url: base URL; None looks for the one deployment of this machine. key: one of its keys; None takes the
+    environment's.
 
     Raises:
         ShoalError: none or several were found, or it does not answer.
     """
-    asker = Asker(url, run_dir, key, os.environ)
-    cluster = _ask(asker)
+    client = DeploymentClient(url, run_dir, key, os.environ)
+    cluster = _get_cluster(client)
     ranks = cluster["ranks"]
+    # A file or a pipe has no width of its own; rich would take 80 columns, and cut the table.
     console = console or Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
     if as_json:
         console.print(json.dumps(cluster, indent=2), highlight=False, markup=False, soft_wrap=True)
     else:
-        console.print(make_table(asker.url, ranks))
+        console.print(make_table(client.url, ranks))
         for line in describe_group(cluster.get("group")):
             console.print(line)
         for line in describe_settings(cluster.get("settings", {})):
@@ -90,7 +94,7 @@ def describe_group(group: dict[str, Any] | None) -> list[Text]:
 
 
 def describe_settings(settings: dict[str, Any]) -> list[Text]:
-    """Return a line for each thing the operator wants that keeps requests waiting or away."""
+    """Return a line for each setting that keeps requests waiting or away."""
     lines = []
     if settings.get("pause", "run") != "run":
         lines.append(f"paused ({settings['pause']}): requests wait for shoal resume")
@@ -115,8 +119,25 @@ def _describe_state(rank: dict[str, Any]) -> Text:
     return Text(text, style=_STATE_STYLES.get(rank["state"], ""))
 
 
-def _ask(asker: Asker) -> Any:
-    cluster = asker.ask("GET", "/v1/cluster", _TIMEOUT_S)
+def _get_cluster(client: DeploymentClient) -> Any:
+    cluster = client.call("GET", "/v1/cluster", _TIMEOUT_S)
     if not isinstance(cluster, dict) or not isinstance(cluster.get("ranks"), list):
-        raise ShoalError(f"{asker.url} does not answer like a deployment of Shoal: its /v1/cluster names no ranks")
+        raise ShoalError(f"{client.url} does not answer like a deployment of Shoal: its /v1/cluster names no ranks")
     return cluster
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_address(parser, "--api-key", "a key of the deployment; default: SHOAL_ADMIN_API_KEY or SHOAL_API_KEY")
+    parser.add_argument("--json", action="store_true", help="print the answer of /v1/cluster as it is")
+
+
+def _run(options: argparse.Namespace, _environment: Mapping[str, str]) -> int:
+    return print_status(options.url, options.run_dir, options.key, as_json=options.json)
+
+
+COMMAND = Command(
+    help="show the ranks of a running deployment",
+    description="Show the ranks of a running deployment; without --url, of the one on this machine.",
+    add_arguments=_add_arguments,
+    run=_run,
+)

@@ -1,4 +1,4 @@
-"""From the options of ``shoal serve`` to the configuration that travels to the engines."""
+"""The engines' configuration, made from the options of ``shoal serve``."""
 
 from engine.config.engine_config import (
     EngineConfig,
@@ -16,7 +16,7 @@ _US = 1e-6
 
 
 def engine_config(config: ServeConfig, model: ResolvedModel | None, device: str) -> EngineConfig:
-    """Return the configuration of every rank. device: as the engines' host decided."""
+    """Return the configuration of every rank. device: as the host of the engines decided."""
     return EngineConfig(
         kind=EngineKind(config.engine),
         model=None if model is None else _model_config(config, model, device),

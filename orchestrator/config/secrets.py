@@ -1,4 +1,4 @@
-"""Keys are given on the command line or in the environment, and are to be read in neither of them afterwards."""
+"""The removal of keys from the command line and the environment of this process, once the configuration has them."""
 
 import ctypes
 import os
@@ -17,8 +17,8 @@ _FIRST_FIELD_BEHIND_NAME = 3
 def forget_secrets() -> None:
     """Take the keys out of the arguments and the environment of this process, as it and as ``ps`` sees them.
 
-    Children get the environment that is left. What the kernel shows is this process's own memory (Linux). Between the
-    start of the process and this call the keys could be read there: who minds gives them in the environment or a file.
+    Children inherit the environment that is left. What the kernel shows is this process's own memory (Linux). Between
+    the start of the process and this call the keys can be read there; a key in a file cannot.
     """
     _mask_list(sys.argv)
     _mask_environment(os.environ)
@@ -54,6 +54,7 @@ def _mask_memory(field: int, names: Sequence[bytes]) -> None:
     start, end = _range(field)
     if not 0 < start < end:
         return
+    # The kernel shows the memory of the process itself, so overwriting it there changes what ``ps`` shows.
     words = ctypes.string_at(start, end - start).split(b"\0")
     starts = [start + sum(len(word) + 1 for word in words[:index]) for index in range(len(words))]
     for index, first in spans_to_mask(words, names):

@@ -1,4 +1,4 @@
-"""Every option of ``shoal serve``, written once: command line, environment and files are read after this model."""
+"""The options of ``shoal serve``, each written once: command line, environment and files are read after this model."""
 
 import re
 from pathlib import Path
@@ -6,9 +6,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from engine.config.engine_config import SchedulerConfig, SimConfig
 from engine.wire.process import LogLevel
+from orchestrator.config.defaults import MAX_PENDING_REQUESTS, MAX_RANKS, SHUTDOWN_TIMEOUT_S, START_TIMEOUT_S
 
 _MAX_PORT = 65535
+
+# Defaults stand beside what they act on; here only those are repeated whose unit is another.
+_SCHEDULER, _SIM = SchedulerConfig(), SimConfig()
 
 GROUPS = {
     "model": "what is served",
@@ -25,7 +30,7 @@ GROUPS = {
 
 
 SECRET_OPTIONS = ("api_key", "admin_api_key")
-"""Never written anywhere, and hidden from whoever lists this machine's processes."""
+"""Never written anywhere, and hidden from the list of this machine's processes."""
 
 _KEY = re.compile(r"[\x21-\x7e]+")
 
@@ -37,7 +42,7 @@ def option(default: Any, group: str, text: str, **constraints: Any) -> Any:
 
 
 class ServeConfig(BaseModel):
-    """Configuration of one deployment; frozen, and an unknown key is an error. Read it with ``config_sources.load``."""
+    """Configuration of one deployment; frozen, and an unknown key is an error. Read it with ``sources.load``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -54,35 +59,45 @@ class ServeConfig(BaseModel):
     device: str = option("auto", "engine", "auto, cpu, cuda or cuda:N", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     num_threads: int = option(1, "engine", "CPU threads of one rank; keep ranks x threads <= cores", ge=1)
 
-    data_parallel_size: int = option(1, "parallelism", "number of engine ranks", ge=1, le=1024)
+    data_parallel_size: int = option(1, "parallelism", "number of engine ranks", ge=1, le=MAX_RANKS)
 
     enable_expert_parallel: bool = option(
         False, "parallelism", "ranks step together and share out the experts of a mixture-of-experts model"
     )
     max_data_parallel_size: int | None = option(
-        None, "parallelism", "ranks that scaling may reach; default: as many as there is room for", ge=1, le=1024
+        None, "parallelism", "ranks that scaling may reach; default: as many as there is room for", ge=1, le=MAX_RANKS
     )
     num_redundant_experts: int = option(0, "parallelism", "replicas of experts beside one copy of each", ge=0)
     min_data_parallel_size: int = option(
         1, "parallelism", "ranks below which an expert-parallel group does not serve, nor is scaled to", ge=1
     )
 
-    max_num_seqs: int = option(64, "scheduler", "sequences one rank runs at once", ge=1)
-    max_num_batched_tokens: int = option(1024, "scheduler", "tokens of one step, prefill and decode together", ge=1)
-    block_size: int = option(16, "scheduler", "tokens of one KV block", ge=1)
+    max_num_seqs: int = option(_SCHEDULER.max_num_seqs, "scheduler", "sequences one rank runs at once", ge=1)
+    max_num_batched_tokens: int = option(
+        _SCHEDULER.max_num_batched_tokens, "scheduler", "tokens of one step, prefill and decode together", ge=1
+    )
+    block_size: int = option(_SCHEDULER.block_size, "scheduler", "tokens of one KV block", ge=1)
     kv_cache_memory: ByteSize | None = option(
         None, "scheduler", "memory of one rank's KV cache, e.g. 2GiB; default: 512MiB, on a GPU a share", gt=0
     )
     kv_cache_memory_fraction: float = option(
-        0.9, "scheduler", "share of a GPU's free memory for a KV cache whose size is not given", gt=0, lt=1
+        _SCHEDULER.kv_cache_memory_fraction,
+        "scheduler",
+        "share of a GPU's free memory for a KV cache whose size is not given",
+        gt=0,
+        lt=1,
     )
-    enable_prefix_caching: bool = option(True, "scheduler", "serve prompts that begin alike from the same KV blocks")
+    enable_prefix_caching: bool = option(
+        _SCHEDULER.enable_prefix_caching, "scheduler", "serve prompts that begin alike from the same KV blocks"
+    )
 
     sim_step_ms: float = option(10.0, "sim", "duration of one step", ge=0)
     sim_prefill_us_per_token: float = option(20.0, "sim", "added per prefilled token", ge=0)
     sim_decode_us_per_seq: float = option(0.0, "sim", "added per decoding sequence", ge=0)
-    sim_num_kv_tokens: int = option(262_144, "sim", "tokens the KV cache holds", ge=16)
-    sim_num_experts: int = option(8, "sim", "experts it pretends to have with --enable-expert-parallel", ge=1)
+    sim_num_kv_tokens: int = option(_SIM.num_kv_tokens, "sim", "tokens the KV cache holds", ge=16)
+    sim_num_experts: int = option(
+        _SIM.num_experts, "sim", "experts it pretends to have with --enable-expert-parallel", ge=1
+    )
     sim_load_ms_per_expert: float = option(0.0, "sim", "how long loading one expert takes", ge=0)
     sim_load_s: float = option(0.0, "sim", "how long loading takes", ge=0)
     sim_fail_on_token: int | None = option(None, "sim", "a prompt with this token id fails alone")
@@ -93,7 +108,9 @@ class ServeConfig(BaseModel):
     host: str = option("127.0.0.1", "server", "address the HTTP port binds to", min_length=1)
     port: int = option(8000, "server", "HTTP port; 0 takes any free one", ge=0, le=65535)
     api_server_count: int = option(1, "server", "API processes that share the port and its requests", ge=1, le=64)
-    max_pending_requests: int = option(1024, "server", "requests in flight before new ones are told to come back", ge=1)
+    max_pending_requests: int = option(
+        MAX_PENDING_REQUESTS, "server", "requests in flight before new ones are told to come back", ge=1
+    )
 
     api_key: tuple[SecretStr, ...] | None = option(
         None,
@@ -128,10 +145,13 @@ class ServeConfig(BaseModel):
     )
 
     start_timeout: float = option(
-        300.0, "lifecycle", "seconds until every rank must be ready, and later one that is started again", gt=0
+        START_TIMEOUT_S,
+        "lifecycle",
+        "seconds until every rank must be ready, and later one that is started again",
+        gt=0,
     )
     shutdown_timeout: float = option(
-        10.0, "lifecycle", "seconds that running requests get to finish when stopping", ge=0
+        SHUTDOWN_TIMEOUT_S, "lifecycle", "seconds that running requests get to finish when stopping", ge=0
     )
 
     stall_timeout: float = option(

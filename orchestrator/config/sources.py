@@ -1,4 +1,4 @@
-"""Where options come from: flags, then ``SHOAL_*`` variables, then a TOML or YAML file, then the defaults.
+"""The sources of options: flags, then ``SHOAL_*`` variables, then a TOML or YAML file, then the defaults.
 
 Unknown keys are errors everywhere, with the nearest known one: a misspelt option that is silently ignored costs more
 than a start that fails.
@@ -25,7 +25,7 @@ _NOT_OPTIONS = frozenset({PARENT_PID_VARIABLE, FILE_VARIABLE})
 
 
 class ConfigError(StartupError):
-    """A option that does not exist or a value it cannot take; names where it was written. Fix and restart."""
+    """An option that does not exist or a value it cannot take; names where it was written. Fix and restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | 
 
 
 def validate(settings: Mapping[str, Setting]) -> ServeConfig:
-    """Make the configuration of settings by field name.
+    """Return the configuration of settings by field name.
 
     Raises:
-        ConfigError: a value that a option cannot take; names where it was written.
+        ConfigError: a value that an option cannot take; names where it was written.
     """
     try:
         return ServeConfig(**{name: setting.value for name, setting in settings.items()})
@@ -68,7 +68,7 @@ def validate(settings: Mapping[str, Setting]) -> ServeConfig:
 
 
 def flag_of(name: str) -> str:
-    """Return the command-line spelling of a option."""
+    """Return the command-line spelling of an option."""
     return "--" + name.replace("_", "-")
 
 
@@ -84,6 +84,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
     for variable, value in environment.items():
         if not variable.startswith(PREFIX) or variable in _NOT_OPTIONS:
             continue
+        # Any other SHOAL_* variable is taken for a misspelt option, as an unknown flag is.
         if variable not in known:
             raise ConfigError(f"unknown environment variable {variable}{nearest(variable, [*known, FILE_VARIABLE])}")
         settings[known[variable]] = Setting(value, variable)
@@ -131,6 +132,7 @@ def _describe(error: ValidationError, settings: Mapping[str, Setting]) -> str:
         name = str(problem["loc"][0])
         message = message.replace("Input should be", "must be").replace("Value should", "must")
         text = ServeConfig.model_fields[name].description
+        # A key that is invalid is a key all the same.
         given = "" if name in SECRET_OPTIONS else f", not {settings[name].value!r}"
         lines.append(f"{settings[name].spelling}: {message}{given} ({text})")
     return "; ".join(lines)

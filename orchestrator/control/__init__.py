@@ -1,1 +1,1 @@
-"""The control channel: what API processes ask of the supervisor, and what it asks of all of them."""
+"""The control channel between the supervisor and the API processes, and the settings that change through it."""

@@ -1,4 +1,4 @@
-"""Both halves of calling: futures for what was asked, tasks for what is being answered. Knows no socket."""
+"""Remote calls without their transport: futures of calls that were sent, tasks of calls that are being served."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class OpenCalls:
-    """What was asked and not answered yet: call id -> future. Each ends once; a late answer finds nobody."""
+    """The calls that were sent and not answered yet: call id -> future. Each ends once; a late answer is refused."""
 
     def __init__(self) -> None:
         self._futures: dict[int, asyncio.Future[Any]] = {}
@@ -40,12 +40,13 @@ class OpenCalls:
         self._last_id += 1
         call_id = self._last_id
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        # However it ends, by an answer, a time-out or a cancel: an ended call leaves no entry behind.
         future.add_done_callback(lambda _: self._futures.pop(call_id, None))
         self._futures[call_id] = future
         return call_id, future
 
     def resolve(self, answer: CallResult) -> bool:
-        """End the call this answers; False when nobody waits for it."""
+        """End the call this answers; False when no call waits for it."""
         future = self._futures.get(answer.call_id)
         if future is None or future.done():
             return False
@@ -56,7 +57,7 @@ class OpenCalls:
         return True
 
     def fail_all(self, reason: str) -> None:
-        """End every call: nothing more will come."""
+        """End every call with an error: no answer will come any more."""
         for future in list(self._futures.values()):
             if not future.done():
                 future.set_exception(ControlUnavailableError(reason))
@@ -73,7 +74,8 @@ class RpcServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def serve(self, call: Call, respond: Callable[[CallResult], None]) -> None:
-        """Begin with one call. respond: called once with its result, on the running loop."""
+        """Begin to serve one call. respond: called once with its result, on the running loop."""
+        # Answered, not queued: the caller learns at once that it has to come back.
         if len(self._tasks) >= MAX_OPEN_CALLS:
             respond(_refusal(call, Fault(f"{MAX_OPEN_CALLS} control calls are being answered already")))
             return
@@ -82,7 +84,7 @@ class RpcServer:
         task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Give up what is being answered."""
+        """Cancel the calls that are being served."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -102,13 +104,14 @@ class RpcServer:
             respond(_refusal(call, error.fault))
         except TimeoutError:
             respond(_refusal(call, Fault(f"not done within {call.timeout_s:g} s")))
-        except Exception as error:  # noqa: BLE001 - the asker gets it; the line lives
+        except Exception as error:  # noqa: BLE001 - the caller gets it; the channel goes on
             _log.exception("%s failed", type(call.operation).__name__)
             respond(_refusal(call, Fault(f"{type(error).__name__}: {error}")))
 
 
 def _bounded(timeout_s: float) -> float:
-    return timeout_s if 0 <= timeout_s <= MAX_TIMEOUT_S else MAX_TIMEOUT_S  # also for what is no number
+    # Written so that NaN, which a peer may send as well, is bounded too.
+    return timeout_s if 0 <= timeout_s <= MAX_TIMEOUT_S else MAX_TIMEOUT_S
 
 
 def _refusal(call: Call, fault: Fault) -> CallResult:

@@ -1,4 +1,4 @@
-"""The API process's end of the control channel."""
+"""The control client: an API process's end of the control channel."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ _HIGH_WATER_MARK = 1000
 
 
 class ControlClient:
-    """Asks the supervisor, and answers it. One DEALER, on the running loop; any bytes on it are survived."""
+    """Calls the supervisor, and serves its calls. One DEALER, on the running loop; any bytes on it are survived."""
 
     def __init__(self, client_id: ClientId, endpoint: str | None, handlers: Mapping[type, Handler]) -> None:
         """Open nothing yet.
 
-        endpoint: where the supervisor listens; None when this process has none (benchmarks). handlers: what it may ask.
+        endpoint: where the supervisor listens; None when this process has none (benchmarks). handlers: of its calls.
         """
         self._client_id = client_id
         self._endpoint = endpoint
@@ -38,7 +38,7 @@ class ControlClient:
         self._receiver: AsyncReceiver | None = None
 
     def start(self) -> None:
-        """Connect and say who is here."""
+        """Connect, and announce this process."""
         if self._endpoint is None:
             return
         self._context = zmq.Context()
@@ -49,11 +49,12 @@ class ControlClient:
         self._send(Hello(self._client_id))
 
     async def call(self, operation: Operation, timeout_s: float) -> Any:
-        """Ask for an operation and return its result, as plain data.
+        """Call for an operation and return its result, as plain data.
 
         Raises:
-            ControlRefusedError: the supervisor said no. ControlUnavailableError: it cannot be asked or did not answer.
+            ControlRefusedError: the supervisor refused. ControlUnavailableError: it is not there or did not answer.
         """
+        # Refused at once, instead of a time-out for what can never be answered.
         if self._endpoint is None:
             raise ControlUnavailableError("this API process runs without a supervisor, which alone can do that")
         call_id, future = self._open.open()
@@ -64,6 +65,7 @@ class ControlClient:
                 return await future
         except TimeoutError as error:
             raise ControlUnavailableError(f"the supervisor did not answer within {timeout_s:g} s") from error
+        # Given up also when the caller is cancelled: its entry in the table of open calls goes with the future.
         finally:
             future.cancel()
 
@@ -72,10 +74,10 @@ class ControlClient:
         return {**self._drop_counter.counts, "control_calls": len(self._open)}
 
     async def aclose(self) -> None:
-        """Close the line; idempotent. Calls that wait end with ``ControlUnavailableError``."""
+        """Close the channel; idempotent. Calls that wait end with ``ControlUnavailableError``."""
         self._open.fail_all("this API process is shutting down")
         if self._receiver is not None:
-            self._receiver.close()  # first: nothing more may begin to be answered
+            self._receiver.close()  # first: no further call may begin to be served
         await self._rpc.aclose()
         if self._context is not None:
             self._context.destroy(linger=0)

@@ -1,4 +1,4 @@
-"""What the supervisor does for whoever asks on the control channel."""
+"""The cluster control of the supervisor: serves calls that change the settings, relays those to all API processes."""
 
 import asyncio
 import logging
@@ -30,12 +30,10 @@ class ClusterControl:
         ranks: Callable[[], Collection[int]],
         publish: Callable[[ClusterSettings], None],
         log_level: str,
-        handlers: Mapping[type, Handler],
     ) -> None:
         """Listen.
 
         ranks: those there are. publish: called with every new settings. log_level: when the settings name none.
-        handlers: what else may be asked.
 
         Raises:
             AddressError: the endpoint cannot be bound.
@@ -43,9 +41,13 @@ class ClusterControl:
         self._settings_store = SettingsStore(ranks)
         self._publish = publish
         self._log_level = log_level
-        own: dict[type, Handler] = dict.fromkeys(get_args(SettingsChange), self._change)
-        own |= {GetSettings: self._get, AbortRequests: self._abort}
-        self._server = ControlServer(endpoint, own | dict(handlers))
+        self._handlers: dict[type, Handler] = dict.fromkeys(get_args(SettingsChange), self._change)
+        self._handlers |= {GetSettings: self._get, AbortRequests: self._abort}
+        self._server = ControlServer(endpoint, self._handlers)  # which looks a handler up when a call comes
+
+    def add_handlers(self, handlers: Mapping[type, Handler]) -> None:
+        """Serve more kinds of calls from now on. handlers: by the type of the operation."""
+        self._handlers.update(handlers)
 
     @property
     def endpoint(self) -> str:
@@ -54,32 +56,34 @@ class ClusterControl:
 
     @property
     def settings(self) -> ClusterSettings:
-        """Return what the operator wants now."""
+        """Return the settings as they are wanted now."""
         return self._settings_store.current
 
     def forget_rank(self, rank: int) -> None:
-        """Want nothing of a rank that leaves: whoever takes its number up again begins without."""
+        """Drop the settings of a rank that leaves: the next rank of its number begins without."""
         if rank in self._settings_store.current.cordoned:
             self._publish(self._settings_store.change(Cordon(rank, is_on=False)))
 
     async def reached(self) -> set[EngineId]:
         """Return the engines that every API process which answers can send requests to."""
-        answers = await self._server.ask_all(ListReached(), _REACH_S)
-        reached = [set(msgspec.convert(said, list[EngineId])) for said in answers.values() if isinstance(said, list)]
+        answers = await self._server.call_all(ListReached(), _REACH_S)
+        reached = [set(msgspec.convert(found, list[EngineId])) for found in answers.values() if isinstance(found, list)]
+        # No answer at all reaches nothing; a process that hangs serves nobody, and does not count.
         return set.intersection(*reached) if reached else set()
 
     def on_client_gone(self, client_id: ClientId) -> None:
-        """Ask an API process no more: its process has ended."""
+        """Call an API process no more: it has ended."""
         self._server.forget(client_id)
 
     async def stop(self, _force_stop: "asyncio.Future[Any]") -> list[str]:
-        """Close the line."""
+        """Close the channel."""
         await self._server.aclose()
         return []
 
     async def _change(self, change: SettingsChange) -> ClusterSettings:
         before = self._settings_store.current
         after = self._settings_store.change(change)
+        # A change that changes nothing is not published: its number is in force already.
         if after.seq != before.seq:
             _log.info("settings %d: %s", after.seq, change)
             set_log_level(after.log_level or self._log_level)
@@ -90,8 +94,8 @@ class ClusterControl:
         return self.settings
 
     async def _abort(self, operation: AbortRequests) -> dict[str, dict[str, Any]]:
-        """Let every API process end what it has of these; return what each says, and who did not answer."""
-        answers = await self._server.ask_all(operation, _RELAY_S)
+        """Let every API process abort its part of these; return what each aborted, and which did not answer."""
+        answers = await self._server.call_all(operation, _RELAY_S)
         failures = {str(client): str(answer) for client, answer in answers.items() if isinstance(answer, Exception)}
         aborted = {str(client): answer for client, answer in answers.items() if str(client) not in failures}
         return {"aborted": aborted, "failures": failures}

@@ -1,4 +1,4 @@
-"""What can become of a call on the control channel, besides its result."""
+"""The errors of a call on the control channel."""
 
 from engine.wire.errors import ShoalError
 from orchestrator.control.messages import Fault
@@ -13,7 +13,7 @@ class ControlUnavailableError(ControlError):
 
 
 class ControlRefusedError(ControlError):
-    """The other side said no, with a reason."""
+    """The other side refused, with a reason."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.message)

@@ -1,4 +1,4 @@
-"""What travels on the control channel, between processes of one start on one host; so no lock file holds its layout.
+"""The messages of the control channel, between processes of one start on one host; so no lock file holds its layout.
 
 A new operation is a struct here, a member of ``Operation``, and a handler on the side that serves it.
 """
@@ -107,10 +107,10 @@ class ListReached(Struct, frozen=True, array_like=True, tag="reached"):
 
 
 SettingsChange = Pause | Resume | Sleep | WakeUp | Cordon | Rebalance | SetLogLevel
-"""What changes ``ClusterSettings``; answered with the new ones."""
+"""Operations that change ``ClusterSettings``; answered with the new ones."""
 
 ScaleCall = Scale | ListScales | GetScale | CancelScale | GetCapacity | WaitEvents
-"""What is asked about scaling."""
+"""Operations of the scale service."""
 
 Operation = SettingsChange | GetSettings | AbortRequests | ScaleCall | ListReached
 
@@ -121,7 +121,7 @@ Operation = SettingsChange | GetSettings | AbortRequests | ScaleCall | ListReach
 class Fault(Struct, frozen=True, array_like=True):
     """Why an operation was not done.
 
-    is_callers: it cannot be done as asked, so a repetition fails again. subject: what of it is at fault. code: one
+    is_callers: the call itself is at fault, so a repetition fails again. subject: the field of it at fault. code: one
     word for programs.
     """
 
@@ -132,15 +132,15 @@ class Fault(Struct, frozen=True, array_like=True):
 
 
 class Hello(Struct, frozen=True, array_like=True, tag=1):
-    """First message of an API process: here it can be asked. A newer life of the same client replaces the older."""
+    """First message of an API process: from now on it can be called. A newer incarnation replaces an older one."""
 
     client_id: ClientId
 
 
 class Call(Struct, frozen=True, array_like=True, tag=2):
-    """Ask for an operation; answered by one ``CallResult`` of the same ``call_id``, which is the asker's to draw.
+    """Call for an operation; answered by one ``CallResult`` of the same ``call_id``, which the caller draws.
 
-    timeout_s: the asker waits no longer.
+    timeout_s: the caller waits no longer.
     """
 
     call_id: int

@@ -1,4 +1,4 @@
-"""The supervisor's end of the control channel."""
+"""The control server: the supervisor's end of the control channel."""
 
 import asyncio
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ _HIGH_WATER_MARK = 1000
 
 
 class ControlServer:
-    """Serves the API processes, and asks all of them at once. One ROUTER, on the running loop.
+    """Serves the calls of API processes, and calls all of them at once. One ROUTER, on the running loop.
 
-    It is bound in the run folder, which this user alone may enter. Whoever can connect may still send anything: bytes
-    that are no message of this line are counted and dropped.
+    It is bound in the run folder, which this user alone may enter. A peer may still send anything: bytes that are no
+    message of this channel are counted and dropped.
     """
 
     def __init__(self, endpoint: str, handlers: Mapping[type, Handler]) -> None:
-        """Listen. handlers: what API processes may ask, by the type of the operation.
+        """Listen. handlers: of the calls of API processes, by the type of the operation; looked up at each call.
 
         Raises:
             AddressError: the endpoint cannot be bound.
@@ -39,7 +39,7 @@ class ControlServer:
         self._drop_counter = DropCounter()
         self._decoder: Decoder[Message] = Decoder(Message)
         self._peers: dict[ClientId, bytes] = {}
-        self._asked: dict[asyncio.Future[Any], ClientId] = {}
+        self._called: dict[asyncio.Future[Any], ClientId] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._socket = make_socket(self._context, zmq.ROUTER, high_water_mark=_HIGH_WATER_MARK)
@@ -51,13 +51,13 @@ class ControlServer:
 
     @property
     def peers(self) -> list[ClientId]:
-        """Return the API processes that can be asked."""
+        """Return the API processes that can be called."""
         return sorted(self._peers)
 
-    async def ask_all(self, operation: Operation, timeout_s: float) -> dict[ClientId, Any]:
-        """Ask every API process at once; return what each answered, or the ``ControlError`` that its call became.
+    async def call_all(self, operation: Operation, timeout_s: float) -> dict[ClientId, Any]:
+        """Call every API process at once; return what each answered, or the ``ControlError`` that its call became.
 
-        One whose process is gone, or goes meanwhile, is left out: what it had is gone with it.
+        One that has ended, or ends meanwhile, is left out: what it had is gone with it.
 
         Raises:
             ControlUnavailableError: too many calls wait already.
@@ -65,18 +65,22 @@ class ControlServer:
         futures: dict[ClientId, asyncio.Future[Any]] = {}
         try:
             for client_id in self.peers:
-                futures[client_id] = self._ask(client_id, operation, timeout_s)
+                futures[client_id] = self._call(client_id, operation, timeout_s)
             if futures:
                 await asyncio.wait(futures.values(), timeout=timeout_s)
-            return {who: _outcome(future, timeout_s) for who, future in futures.items() if not future.cancelled()}
+            return {
+                client_id: _outcome(future, timeout_s)
+                for client_id, future in futures.items()
+                if not future.cancelled()
+            }
         finally:
             for future in futures.values():
                 future.cancel()
 
     def forget(self, client_id: ClientId) -> None:
-        """Ask an API process no more: its process has ended."""
+        """Call an API process no more: it has ended."""
         self._peers.pop(client_id, None)
-        for future in [future for future, asked in self._asked.items() if asked == client_id]:
+        for future in [future for future, called in self._called.items() if called == client_id]:
             future.cancel()
 
     def statistics(self) -> dict[str, int]:
@@ -84,18 +88,19 @@ class ControlServer:
         return {**self._drop_counter.counts, "control_peers": len(self._peers), "control_calls": len(self._open)}
 
     async def aclose(self) -> None:
-        """Close the line; what is being answered is given up."""
+        """Close the channel; calls that are being served are cancelled."""
         self._open.fail_all("the supervisor is shutting down")
-        self._receiver.close()  # first: nothing more may begin to be answered
+        self._receiver.close()  # first: no further call may begin to be served
         await self._rpc.aclose()
         self._context.destroy(linger=0)
 
-    def _ask(self, client_id: ClientId, operation: Operation, timeout_s: float) -> "asyncio.Future[Any]":
+    def _call(self, client_id: ClientId, operation: Operation, timeout_s: float) -> "asyncio.Future[Any]":
         """Return the future of one call; it is cancelled when the process is gone."""
         call_id, future = self._open.open()
-        self._asked[future] = client_id
-        future.add_done_callback(self._asked.pop)
+        self._called[future] = client_id
+        future.add_done_callback(self._called.pop)
         match self._send(self._peers[client_id], Call(call_id, operation, timeout_s)):
+            # It has ended, which the supervisor will see in a moment; its call would never be answered.
             case SendOutcome.NOT_CONNECTED:
                 self.forget(client_id)
             case SendOutcome.FULL:
@@ -120,19 +125,21 @@ class ControlServer:
             return
         match message:
             case Hello(client_id):
-                self._welcome(client_id, identity)
+                self._register(client_id, identity)
             case Call():
                 self._rpc.serve(message, partial(self._respond, identity))
             case CallResult():
                 if not self._open.resolve(message):
                     self._drop_counter.drop("late_control_answers", identity.hex())
 
-    def _welcome(self, client_id: ClientId, identity: bytes) -> None:
+    def _register(self, client_id: ClientId, identity: bytes) -> None:
+        # The index is the process's place: what connects under a higher incarnation has replaced the older one.
         for known in [known for known in self._peers if known.index == client_id.index and known != client_id]:
             if known.incarnation > client_id.incarnation:
                 self._drop_counter.drop("stale_control_peers", str(client_id))
                 return
             self.forget(known)
+        # A bound, because any process of this user may connect here and call itself a client.
         if len(self._peers) < MAX_PEERS:
             self._peers[client_id] = identity
         else:
@@ -140,6 +147,7 @@ class ControlServer:
 
 
 def _outcome(future: "asyncio.Future[Any]", timeout_s: float) -> Any:
+    # Not an exception of the whole call: the others have answered.
     if not future.done():
         return ControlError(f"no answer within {timeout_s:g} s")
     error = future.exception()

@@ -1,4 +1,4 @@
-"""The one authority on what the operator wants: changes in, whole numbered settings out. Pure."""
+"""The settings store, one authority on the desired state: changes in, whole numbered settings out. Pure."""
 
 from collections.abc import Callable, Collection
 
@@ -29,17 +29,18 @@ class SettingsStore:
     """
 
     def __init__(self, ranks: Callable[[], Collection[int]]) -> None:
-        """Begin with everything at rest. ranks: the ranks there are."""
+        """Begin with everything running. ranks: returns the ranks there are."""
         self.current = ClusterSettings()
         self._ranks = ranks
 
     def change(self, change: SettingsChange) -> ClusterSettings:
-        """Make one change; return the settings that hold from now on.
+        """Apply one change; return the settings that are wanted from now on.
 
         Raises:
-            ControlRefusedError: it makes no sense; names what is valid.
+            ControlRefusedError: it is invalid; names what is valid.
         """
         after = self._apply(change)
+        # The number moves only with the value: a repeated call finds its settings in force and returns at once.
         if after != self.current:
             self.current = replace(after, seq=self.current.seq + 1)
         return self.current
@@ -54,10 +55,12 @@ class SettingsStore:
                 return replace(before, pause=PauseMode.RUN)
             case Sleep(level):
                 _ensure(1 <= level <= DEEPEST_SLEEP, "level", f"level must be 1..{DEEPEST_SLEEP}, not {level}")
+                # Weights that were dropped are not on the host any more: a lighter sleep has to wake up first.
                 return replace(before, sleep_level=max(before.sleep_level, level))
             case WakeUp():
                 return replace(before, sleep_level=0)
             case Rebalance():
+                # A counter, because it is an event in what is otherwise state: each step of it is done once.
                 return replace(before, rebalance_seq=before.rebalance_seq + 1)
             case SetLogLevel(level):
                 names = ", ".join(LOG_LEVELS)

@@ -1,12 +1,13 @@
-"""What hosts engine processes: the same behaviour on Ray and as plain local processes."""
+"""The host of engine processes, as a protocol: the same behaviour on Ray and as plain local processes."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.config.engine_spec import EngineSpec
 from engine.wire.ids import EngineId
-from orchestrator.processes.child_process import ProcessExit
+from orchestrator.processes.exits import ProcessExit
 
 
 def _future() -> "asyncio.Future[Any]":
@@ -18,25 +19,13 @@ class EngineHandle:
     """A started engine.
 
     exited: resolved once with the end of its process; never fails, never cancelled by the host. out_of_reach: resolved
-    when the host of the process answers no more, which is no death: its reports say whether it goes on. From then on
-    nobody but ``kill`` may bring about ``exited``.
+    when the host of the process answers no more, which is no death: its reports show whether it goes on. From then on
+    nothing but ``kill`` may bring about ``exited``.
     """
 
     engine_id: EngineId
     exited: "asyncio.Future[ProcessExit]"
     out_of_reach: "asyncio.Future[None]" = field(default_factory=_future)
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Where the engines of a deployment will run.
-
-    device: what engines are told to use. address: address of this host that every engine's host reaches; None when
-    they all run on this host, where Unix sockets will do.
-    """
-
-    device: str
-    address: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +42,20 @@ class Capacity:
 
 
 class EngineHost(Protocol):
-    """Starts engine processes, says when they end, and ends those that do not obey."""
-
-    async def open(self, num_ranks: int, device: str) -> Site:
-        """Reserve a place for each rank. device: as the user asked, ``auto`` included.
-
-        Raises:
-            StartupError: naming what is missing.
-        """
+    """Starts engine processes, reports their ends, and kills those that do not end when they are dismissed."""
 
     def capacity(self) -> Capacity:
-        """Say how many more ranks there is room for, as far as can be known beforehand."""
+        """Return how many more ranks there is room for, as far as can be known beforehand."""
 
     async def reserve(self, rank: int) -> None:
-        """Reserve a place for one more rank; cancelled, it leaves none behind.
+        """Reserve a placement group for one more rank; cancelled, it leaves none behind.
 
         Raises:
             StartupError: naming what is missing.
         """
 
     async def release(self, rank: int) -> None:
-        """Give up the place of a rank whose engine has ended, with all that was kept there for the next one."""
+        """Give up the placement group of a rank whose engine has ended, and all that is kept there for the next one."""
 
     async def start(self, spec: EngineSpec) -> EngineHandle:
         """Start one engine and return as soon as its process has been ordered; it may still fail: see ``exited``.
@@ -92,3 +74,23 @@ class EngineHost(Protocol):
 
         force_stop: once it is done, nobody is waited for any more.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where the engines of a deployment will run, with a placement group for each of the first ranks.
+
+    device: what engines are configured with. address: address of this host that every engine's host reaches; None when
+    they all run on this host, where Unix sockets will do.
+    """
+
+    host: EngineHost
+    device: str
+    address: str | None
+
+
+OpenHost = Callable[[int, str], Awaitable[Site]]
+"""Reserves a placement group for each of so many ranks. The device is as the user asked, ``auto`` included.
+
+Raises ``StartupError``, naming what is missing; then, and when it is cancelled, nothing is left behind.
+"""

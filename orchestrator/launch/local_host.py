@@ -1,4 +1,4 @@
-"""Hosts engines as plain child processes of the supervisor, for tests and benchmarks on one machine."""
+"""The local host: engines as plain child processes of the supervisor, for tests and benchmarks on one machine."""
 
 import asyncio
 import os
@@ -16,25 +16,25 @@ from orchestrator.processes.child_process import ChildProcess, LineSink, start_c
 ENGINE_MODULE = "engine.main"
 
 
+async def open_local_host(_num_ranks: int, device: str, *, advertise_host: str | None, on_line: LineSink) -> Site:
+    """Return the host of engines on this machine; nothing is reserved, and the device is taken as it was asked for."""
+    return Site(LocalHost(on_line), device=device, address=advertise_host)
+
+
 class LocalHost:
     """An ``EngineHost`` on this machine. Its engines die with the supervisor."""
 
-    def __init__(self, advertise_host: str | None, on_line: LineSink) -> None:
-        self._advertise_host = advertise_host
+    def __init__(self, on_line: LineSink) -> None:
         self._on_line = on_line
         self._children: dict[EngineId, ChildProcess] = {}
 
-    async def open(self, num_ranks: int, device: str) -> Site:
-        """Reserve nothing: processes share this machine as they can."""
-        return Site(device=device, address=self._advertise_host)
-
     def capacity(self) -> Capacity:
-        """Name the cores; nobody counts who uses them."""
+        """Return the number of cores; nobody counts who uses them."""
         num_cores = os.cpu_count() or 1
         return Capacity(None, f"{num_cores} CPU cores, shared by all ranks", {"CPU": float(num_cores)})
 
     async def reserve(self, rank: int) -> None:
-        """Reserve nothing, as ``open``."""
+        """Reserve nothing: processes share this machine as they can."""
 
     async def release(self, rank: int) -> None:
         """Give nothing up, as nothing was reserved."""

@@ -1,4 +1,4 @@
-"""Which resources each rank gets, and whether the cluster has them: plain data in, plan or error out."""
+"""The placement of ranks: which resources each one reserves, and whether the cluster has them. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class NodeResources:
 
 @dataclass(frozen=True, slots=True)
 class PlacementPlan:
-    """What each rank reserves. device: what engines are told. bundle: resources of one rank's placement group."""
+    """What each rank reserves. device: what engines are configured with. bundle: resources of one placement group."""
 
     device: str
     bundle: Mapping[str, float]
@@ -25,7 +25,7 @@ class PlacementPlan:
 def plan_placement(num_ranks: int, device: str, num_threads: int, nodes: Sequence[NodeResources]) -> PlacementPlan:
     """Give each rank one GPU on CUDA, else ``num_threads`` CPUs; a rank never spans nodes.
 
-    device: ``auto`` takes CUDA as soon as the cluster has a GPU: half a deployment on CPUs is nobody's request.
+    device: ``auto`` takes CUDA as soon as the cluster has a GPU: nobody asks for half a deployment on CPUs.
 
     Raises:
         StartupError: naming what is needed and what the cluster has.
@@ -36,6 +36,7 @@ def plan_placement(num_ranks: int, device: str, num_threads: int, nodes: Sequenc
             hint = "; --device cpu runs without" if device == "auto" else ""
             raise StartupError(f"needs {_count(num_ranks, 'GPU')}, the Ray cluster has {num_gpus}{_of(nodes)}{hint}")
         return PlacementPlan("cuda", {"GPU": 1.0})
+    # Per node, not in all: two halves of a rank on two nodes hold no rank.
     num_placements = sum(int(node.num_cpus) // num_threads for node in nodes)
     if num_placements < num_ranks:
         num_cpus = sum(int(node.num_cpus) for node in nodes)

@@ -1,9 +1,14 @@
-"""Ray itself: a cluster of its own inside the run folder, or a connection to one that runs."""
+"""The Ray cluster: one of our own inside the run folder, or a connection to one that runs.
+
+As a program (``python -m orchestrator.launch.ray_cluster``) it tries to join a cluster in a process that can be killed:
+``ray.init`` with the address of something that is not Ray waits for more than two minutes and cannot be interrupted.
+"""
 
 import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +17,11 @@ import ray
 from ray._private.state import available_resources_per_node  # nothing public tells nodes apart without a dashboard
 
 from engine.wire.errors import StartupError
+from engine.wire.process import die_with_parent, leave_process_group, read_spec
 from orchestrator.launch.placement import NodeResources
 from orchestrator.processes.child_process import LineSink, start_child
 
-PROBE_MODULE = "orchestrator.launch.ray_probe"
+PROBE_MODULE = "orchestrator.launch.ray_cluster"
 
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # nothing travels through Ray's object store
 _CONNECT_S = 30.0
@@ -52,7 +58,7 @@ async def join_cluster(address: str, on_line: LineSink) -> None:
         StartupError: nothing answers there, it is not Ray, or this host does not belong to it.
     """
     if address != "auto":
-        await _knock(address)
+        await _check_reachable(address)
     await _probe(address, on_line)
     with _keeping_signals():
         ray.init(address=address, log_to_driver=False, configure_logging=False)
@@ -82,11 +88,12 @@ def own_address() -> str:
 
 
 def leave_cluster() -> None:
-    """Disconnect; a cluster of its own is stopped. Blocks for a second; idempotent."""
+    """Disconnect; a cluster of our own is stopped. Blocks for a second; idempotent."""
     ray.shutdown()
 
 
-async def _knock(address: str) -> None:
+async def _check_reachable(address: str) -> None:
+    # Before the probe, which loads Ray: a wrong port is found out in milliseconds.
     host, _, port = address.rpartition(":")
     try:
         connecting = asyncio.open_connection(host.strip("[]") or address, int(port) if host else _DEFAULT_PORT)
@@ -121,3 +128,22 @@ def _keeping_signals() -> Iterator[None]:
         raise StartupError("stopped while Ray was starting") from error
     finally:
         signal.signal(signal.SIGTERM, handler)
+
+
+def main() -> int:
+    """Join the cluster whose address comes on standard input, and leave; return 0, or 1 with the reason logged last."""
+    die_with_parent()
+    leave_process_group()
+    address = read_spec(str)
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
+    except Exception as error:  # noqa: BLE001 - whatever Ray raises is the reason, in one line
+        print(" ".join(str(error).split()), file=sys.stderr)  # noqa: T201 - the parent shows the last line
+        return 1
+    ray.shutdown()
+    sys.stdout.write("joined\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

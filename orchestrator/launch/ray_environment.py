@@ -1,4 +1,4 @@
-"""What an embedded Ray reads from the environment, and only while it is imported: call this before."""
+"""The environment of an embedded Ray, which it reads only while it is imported: hence a module that imports no ray."""
 
 import os
 import secrets
@@ -10,8 +10,9 @@ def prepare_environment(folder: Path, *, is_alone: bool = False) -> None:
 
     Left alone, Ray would write a token into the home directory and leave it there.
 
-    is_alone: no other host will join, so that every part of it listens on loopback. Ray listens on every interface
-    else, whatever address it is given; on systems where that asks the user for leave it can be told not to.
+    is_alone: no other host will join, so that every part of it listens on loopback. Ray has no option for that: it
+    listens on every interface, whatever address it is given, but for a switch by which it spares the firewalls of other
+    systems.
     """
     token = folder / "ray-token"
     token.touch(mode=0o600)

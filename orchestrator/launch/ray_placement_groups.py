@@ -1,4 +1,4 @@
-"""Where the ranks of a deployment are on a Ray cluster: one placement group per rank, kept across replaces."""
+"""The Ray placement groups of a deployment: one per rank, kept across replacements of its engine."""
 
 import asyncio
 import logging
@@ -25,56 +25,59 @@ _PLACED = "CREATED"
 
 
 class RayPlacementGroups:
-    """A place with the resources of ``bundle`` for each rank. Ray moves the place of a rank whose node is lost."""
+    """One placement group with the resources of ``bundle`` per rank. Ray moves the one of a rank whose node is lost.
+
+    One each, not one for all: a rank's group is kept, given back and placed again by itself.
+    """
 
     def __init__(self, num_ranks: int, bundle: Mapping[str, float]) -> None:
         self.bundle = dict(bundle)
         self._groups: dict[int, PlacementGroup] = {rank: placement_group([self.bundle]) for rank in range(num_ranks)}
 
     async def add(self, rank: int) -> None:
-        """Reserve a place for one more rank; none is left behind by a failure or a cancel.
+        """Make the group of one more rank; none is left behind by a failure or a cancel.
 
         Raises:
-            StartupError: there is none soon; says what is needed and what is free.
+            StartupError: it is not placed soon; names what is needed and what is free.
         """
         assert rank not in self._groups
         self._groups[rank] = placement_group([self.bundle])
         try:
-            # Not for the others: one that has lost its node may be without a place for minutes.
+            # Not for the others: one that has lost its node may be unplaced for minutes.
             await _wait_placed([self._groups[rank]], self.bundle)
         except BaseException:
             self.remove(rank)
             raise
 
     def remove(self, rank: int) -> None:
-        """Give the place of a rank back, if it has one."""
+        """Give the group of a rank back, if it has one."""
         group = self._groups.pop(rank, None)
         if group is not None:
             remove_placement_group(group)
 
     async def wait(self) -> None:
-        """Wait until every rank has its place.
+        """Wait until the group of every rank is placed.
 
         Raises:
-            StartupError: they do not all have one soon; says what is needed and what is free.
+            StartupError: they are not all placed soon; names what is needed and what is free.
         """
         await _wait_placed(list(self._groups.values()), self.bundle)
 
     async def wait_again(self, rank: int) -> None:
-        """Wait until a rank has a place again, for as long as that takes: a lost node may be replaced after minutes."""
+        """Wait until the group of a rank is placed again, however long: a lost node may be replaced after minutes."""
         if _is_placed(self._groups[rank]):
             return
         _LOG.warning("rank %d has lost its node and waits for %s elsewhere", rank, amounts(self.bundle))
-        while not _is_placed(self._groups[rank]):  # noqa: ASYNC110 - Ray tells nobody, it has to be asked
+        while not _is_placed(self._groups[rank]):  # noqa: ASYNC110 - Ray sends no notice, it has to be polled
             await asyncio.sleep(_REPLACE_POLL_S)
 
     def node_of(self, rank: int) -> str:
-        """Return the id of the node of a rank that has its place; empty when it has lost it meanwhile."""
+        """Return the id of the node of a rank whose group is placed; empty when it has lost it meanwhile."""
         nodes: dict[int, str] = placement_group_table(self._groups[rank])["bundles_to_node_id"]
         return nodes.get(0, "")
 
     def actor_options(self, rank: int) -> dict[str, Any]:
-        """Return what an actor is created with to fill the place of a rank."""
+        """Return the options with which an actor is created in the group of a rank."""
         return {
             "num_cpus": self.bundle.get("CPU", 0),
             "num_gpus": self.bundle.get("GPU", 0),
@@ -82,7 +85,7 @@ class RayPlacementGroups:
         }
 
     def release(self) -> None:
-        """Give every place back; idempotent."""
+        """Give every group back; idempotent."""
         for rank in list(self._groups):
             self.remove(rank)
 
@@ -103,7 +106,7 @@ def _is_placed(group: PlacementGroup) -> bool:
 
 
 def amounts(resources: Mapping[str, float]) -> str:
-    """Name amounts of what a rank can need."""
+    """Return amounts of what a rank can need, in words."""
     return (
         " and ".join(f"{resources.get(name, 0.0):g} {name}" for name in ("CPU", "GPU") if resources.get(name))
         or "nothing"

@@ -1,7 +1,7 @@
-"""One child process: started by exec, spec on standard input, ready line on standard output, last lines kept.
+"""A child process: started by exec, spec on standard input, ready line on standard output, last lines kept.
 
-Shared by the local host, the shell inside a Ray actor and the supervisor's own children. Start it from the main
-thread: the child asks the kernel to die with the *thread* that started it.
+Shared by the local host, the actor of the Ray host and the supervisor's own children. Start it from the main thread:
+the child asks the kernel to die with the *thread* that started it.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ import msgspec
 
 from engine.wire.errors import StartupError
 from engine.wire.process import child_environment
-from engine.wire.replicas import EndKind
+from orchestrator.processes.exits import ProcessExit, describe_exit
 from orchestrator.processes.waits import wait_all
 
 LineSink = Callable[[str], None]
@@ -27,31 +26,7 @@ NUM_LAST_LINES = 20
 
 _STDOUT, _STDERR = 1, 2
 _MAX_LINE_BYTES = 16 * 1024
-_LAST_WORDS_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessExit:
-    """The end of one process, confirmed by whatever hosts it.
-
-    returncode: as ``subprocess`` has it (negative: the signal); None when only the loss of its host is known.
-    reason: one sentence for people. last_lines: the end of what it wrote to standard error. was_hung: it was killed
-    because it made no progress.
-    """
-
-    returncode: int | None
-    reason: str
-    last_lines: tuple[str, ...] = ()
-    was_hung: bool = False
-
-    @property
-    def kind(self) -> EndKind:
-        """Return the kind of this end."""
-        if self.was_hung:
-            return EndKind.HUNG
-        if self.returncode is None:
-            return EndKind.LOST
-        return EndKind.SIGNAL if self.returncode < 0 else EndKind.EXIT
+_LAST_LINES_S = 1.0  # for what is left in the pipes of a process that has ended
 
 
 async def start_child(
@@ -83,7 +58,7 @@ async def start_child(
 class ChildProcess(asyncio.SubprocessProtocol):
     """A running child.
 
-    exited: resolved once, after the last line of its standard error, so that whoever sees the end knows the last words.
+    exited: resolved once, after the last line of its standard error, so that an end is known with its last lines.
     A stream class on top of ``asyncio.create_subprocess_exec`` was rejected: its ``wait()`` also waits for every
     process that inherited a pipe.
     """
@@ -114,6 +89,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         """
         waited: list[asyncio.Future[Any]] = [self._ready_line, self.exited]
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        # Both can be done: a child that was ready and ended at once has been ready.
         if self._ready_line.done():
             return self._ready_line.result()
         raise StartupError(f"{self._module} did not start: {self.exited.result().reason}")
@@ -124,13 +100,16 @@ class ChildProcess(asyncio.SubprocessProtocol):
             self._transport.send_signal(number)
 
     async def stop(self, timeout_s: float, *force_stop: "asyncio.Future[Any]") -> bool:
-        """SIGTERM, wait ``timeout_s`` or until any of ``force_stop`` is done, SIGKILL. Returns whether it obeyed."""
+        """Send SIGTERM, wait ``timeout_s`` or until any of ``force_stop`` is done, send SIGKILL.
+
+        Returns whether it ended by itself.
+        """
         self.send_signal(signal.SIGTERM)
-        obeyed = await wait_all([self.exited], timeout_s, *force_stop)
-        if not obeyed:
+        has_ended = await wait_all([self.exited], timeout_s, *force_stop)
+        if not has_ended:
             self.send_signal(signal.SIGKILL)
             await asyncio.wait([self.exited])
-        return obeyed
+        return has_ended
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
@@ -140,6 +119,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         """Take bytes of standard output or standard error."""
         if fd == _STDERR:
             self._take_stderr(data)
+        # What follows the ready line on standard output has no reader, and is not kept.
         elif not self._ready_line.done():
             self._stdout += data
             line, newline, _ = self._stdout.partition(b"\n")
@@ -147,8 +127,8 @@ class ChildProcess(asyncio.SubprocessProtocol):
                 self._ready_line.set_result(line)
 
     def process_exited(self) -> None:
-        """Wait a moment for what is left in the pipes; another process may hold them open for ever."""
-        self._give_up = asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._end)
+        """Wait for what is left in the pipes, but not for long: another process may hold them open for ever."""
+        self._give_up = asyncio.get_running_loop().call_later(_LAST_LINES_S, self._end)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See the end of the process and of its pipes."""
@@ -156,6 +136,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
     def _take_stderr(self, data: bytes) -> None:
         *lines, self._stderr = (self._stderr + data).split(b"\n")
+        # An endless line is cut: a child must not fill the memory of its parent.
         if len(self._stderr) > _MAX_LINE_BYTES:
             lines, self._stderr = [*lines, self._stderr], b""
         for line in lines:
@@ -169,6 +150,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
     def _end(self) -> None:
         if self._give_up is not None:
             self._give_up.cancel()
+        # Called twice as a rule: by the end of the pipes and, should another process hold them, by the timer.
         if self.exited.done():
             return
         if self._stderr:
@@ -179,17 +161,3 @@ class ChildProcess(asyncio.SubprocessProtocol):
         lines = tuple(self._last_lines)
         self.exited.set_result(ProcessExit(returncode, describe_exit(returncode, lines), lines))
         self._transport.close()
-
-
-def describe_exit(returncode: int, last_lines: Sequence[str]) -> str:
-    """Say in one sentence how a process ended, and what it said last where that can be the reason."""
-    end = f"killed by {_signal_name(-returncode)}" if returncode < 0 else f"exit status {returncode}"
-    said = next((line.strip() for line in reversed(last_lines) if line.strip()), "")
-    return f"{end}: {said}" if said and returncode not in (0, -signal.SIGKILL) else end
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

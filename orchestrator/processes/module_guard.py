@@ -1,7 +1,7 @@
-"""Refuses to run when one of Shoal's generic package names belongs to somebody else.
+"""The module guard: refuses to run when one of Shoal's generic package names resolves to a foreign module.
 
 Shoal's folders are called ``client``, ``engine``, ``lb`` and so on, and an editable install puts its finder behind
-every other: a ``client.py`` in the current directory would win silently and fail far away. So processes compare first.
+every other: a ``client.py`` in the current directory would win silently and fail far away. So processes check first.
 """
 
 import importlib.util

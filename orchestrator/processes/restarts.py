@@ -1,4 +1,4 @@
-"""Whether, and how soon, something that ended is started again: plain data in, decisions out."""
+"""The restart rule: whether, and how soon, something that ended is started again. Pure."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ MAX_PAUSE_S = 30.0
 class RestartRule:
     """Bounds of restarting one thing.
 
-    max_in_row: restarts without a life of ``settled_s`` in between; 0: none at all. settled_s: what served this long
-    did not die of its start, and counts from the beginning again. first_pause_s: before the second restart in a row;
-    there is none before the first, and each later one is twice as long, up to 30 s.
+    max_in_row: restarts without ``settled_s`` of service in between; 0: none at all. settled_s: what served this long
+    did not end because of its start, and begins a new row. first_pause_s: before the second restart in a row; there is
+    none before the first, and each later one is twice as long, up to 30 s.
     """
 
     max_in_row: int
@@ -43,6 +43,7 @@ class Restarts:
         if self.num_in_row >= self.rule.max_in_row:
             return None
         self.num_in_row += 1
+        # The first restart is immediate: most ends are single, and a crash loop shows only at the second.
         if self.num_in_row == 1:
             return 0.0
         return float(min(MAX_PAUSE_S, self.rule.first_pause_s * 2 ** (self.num_in_row - 2)))

@@ -1,4 +1,4 @@
-"""Makes the tokenizer readable for API processes: a model without plain files is exported by a child process."""
+"""The export of a tokenizer to plain files, by a child process, for a model that has none."""
 
 import msgspec
 

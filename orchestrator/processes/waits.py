@@ -1,4 +1,4 @@
-"""Waiting for one of several ends, without leaving anything running behind."""
+"""Helpers that wait for the first of several events, and leave nothing running behind."""
 
 import asyncio
 from collections.abc import Collection, Coroutine
@@ -15,6 +15,7 @@ async def run_unless(work: Coroutine[Any, Any, None], *events: "asyncio.Future[A
         await asyncio.wait([task, *events], return_when=asyncio.FIRST_COMPLETED)
     finally:
         if not task.done():
+            # Waited for, not only cancelled: its clean-up must be over before the caller begins to stop things.
             task.cancel()
             await asyncio.wait([task])
     if task.cancelled():
@@ -36,5 +37,6 @@ async def wait_all(
         left_s = deadline - loop.time()
         if left_s <= 0 or any(event.done() for event in events):
             return False
+        # The futures are not cancelled at the timeout: their owners wait for them as well.
         await asyncio.wait([*pending, *events], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
     return True

@@ -1,4 +1,4 @@
-"""The supervisor's line to the coordinator: replicas go out; the group's state and, on demand, loads come in."""
+"""The supervisor's channel to the coordinator: replicas go out, the group's state and, on demand, loads come in."""
 
 import asyncio
 import itertools
@@ -12,6 +12,7 @@ from engine.wire.drop_counter import DropCounter
 from engine.wire.endpoints import WireSecurity
 from engine.wire.errors import MalformedMessageError
 from engine.wire.messages import GROUP_TOPIC, LOAD_TOPIC, EngineReport, GroupState, SupervisorReport
+from engine.wire.newest import NewestState
 from engine.wire.sockets import AsyncReceiver, connect, make_socket, send_nowait
 from engine.wire.tensors import Frames
 
@@ -24,7 +25,7 @@ _SUBSCRIBE, _UNSUBSCRIBE = b"\x01", b"\x00"
 
 
 class CoordinatorChannel:
-    """Two sockets, one timer, on the running loop. Nothing on this line ever blocks or fails the caller."""
+    """Two sockets and one timer on the running loop. Nothing in here ever blocks or fails the caller."""
 
     def __init__(
         self,
@@ -35,10 +36,16 @@ class CoordinatorChannel:
         on_group_state: Callable[[GroupState], None],
         security: WireSecurity | None = None,
     ) -> None:
+        """Connect to both endpoints of the coordinator; publish nothing yet.
+
+        make_report: called with the number of each report. on_engine_report: called with every report of a snapshot,
+        while loads are listened to. on_group_state: called with each state that is newer than all before it.
+        """
         self._make_report = make_report
         self._on_engine_report = on_engine_report
         self._on_group_state = on_group_state
-        self._newest = (-1, -1)
+        self._newest = NewestState()
+        self._generation = -1  # of the newest state
         self._numbers = itertools.count(1)
         self._decoder = state_decoder()
         self._drop_counter = DropCounter()
@@ -59,11 +66,11 @@ class CoordinatorChannel:
         self._timer = asyncio.get_running_loop().call_later(REPEAT_S, self.publish)
 
     def listen(self, wanted: bool) -> None:
-        """Subscribe to the loads while a rank comes up, else not: they cost this process CPU and tell it nothing."""
+        """Subscribe to the loads, or unsubscribe: between changes they cost this process CPU and bring nothing new."""
         if wanted != self._is_listening:
             self._is_listening = wanted
             self._state.send((_SUBSCRIBE if wanted else _UNSUBSCRIBE) + LOAD_TOPIC)
-            self._receiver.poke()
+            self._receiver.poke()  # a send may consume the wake-up of what has arrived meanwhile
 
     def close(self) -> None:
         """Close both sockets; idempotent."""
@@ -81,15 +88,14 @@ class CoordinatorChannel:
         if isinstance(message, GroupState):
             self._take_group_state(message)
         else:
+            # Not only the newest snapshot: each report in it is numbered, and the table drops those it has.
             for report in message.reports:
                 self._on_engine_report(report)
 
     def _take_group_state(self, state: GroupState) -> None:
-        number = (state.generation, state.seq)
-        if number <= self._newest:
+        if not self._newest.accept(state.generation, state.seq):
             return
-        is_successor = state.generation > self._newest[0]
-        self._newest = number
-        if is_successor:
+        if state.generation > self._generation:
+            self._generation = state.generation
             self.publish()  # a new coordinator starts from reports alone, and ours is the one that names the replicas
         self._on_group_state(state)

@@ -1,4 +1,4 @@
-"""What happened to the ranks of a deployment, numbered, for whoever follows it. No socket in here."""
+"""The event log of a deployment: what happened to its ranks, numbered, the newest kept for callers that follow it."""
 
 import asyncio
 import itertools
@@ -12,7 +12,7 @@ NUM_REMEMBERED = 1024
 
 
 class EventKind(StrEnum):
-    """What can happen. The words are part of the API."""
+    """The kinds of events. The words are part of the API."""
 
     RANK_JOINING = "rank_joining"
     RANK_READY = "rank_ready"
@@ -27,7 +27,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened. number: counts from 1. time: Unix seconds on the supervisor's host, for people."""
+    """One event. number: counts from 1. time: Unix seconds on the supervisor's host, for people."""
 
     number: int
     kind: EventKind
@@ -40,7 +40,7 @@ class Event:
 
 
 class EventLog:
-    """Keeps the newest events. Nobody who reads, or does not, ever holds up what happens."""
+    """Keeps the newest events. A slow reader misses old ones; it never delays what happens."""
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque(maxlen=NUM_REMEMBERED)
@@ -50,6 +50,7 @@ class EventLog:
     def add(self, kind: EventKind, **facts: Any) -> None:
         """Note what has just happened. facts: plain data."""
         self._events.append(Event(next(self._numbers), kind, time.time(), facts))
+        # A new event object for each note: whoever waits for the old one has been woken by it.
         self._news.set()
         self._news = asyncio.Event()
 

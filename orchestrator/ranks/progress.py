@@ -1,4 +1,4 @@
-"""What a person sees while ranks come up: one bar per rank on a terminal, one log line per event elsewhere."""
+"""The progress of a start: one bar per rank on a terminal, one log line per event elsewhere."""
 
 import logging
 import sys
@@ -21,12 +21,12 @@ class StartProgress(Protocol):
     def show(self, replica: Replica) -> None:
         """Show what a replica is doing now."""
 
-    def say(self, text: str) -> None:
+    def show_step(self, text: str) -> None:
         """Show one step of the start that belongs to no rank."""
 
 
 class LineProgress:
-    """Logs one line per event; a loading bar's every percent is no event."""
+    """Logs one line per event; a percent more is no event."""
 
     def __init__(self) -> None:
         self._shown: dict[int, tuple[EngineId, str]] = {}
@@ -38,7 +38,7 @@ class LineProgress:
             self._shown[rank] = news
             _LOG.info("rank %d: %s", rank, replica.activity)
 
-    def say(self, text: str) -> None:
+    def show_step(self, text: str) -> None:
         """Log one step."""
         _LOG.info("%s", text)
 
@@ -56,7 +56,7 @@ class BarProgress:
         """Move a rank's bar."""
         self._progress.update(self._bars[replica.engine_id.rank], completed=replica.progress, activity=replica.activity)
 
-    def say(self, text: str) -> None:
+    def show_step(self, text: str) -> None:
         """Print one step above the bars."""
         self._progress.console.print(text, highlight=False)
 

@@ -1,4 +1,4 @@
-"""What the supervisor knows of every replica: plain data in, decisions out. No socket, clock or process in here."""
+"""The table of replicas: what the supervisor knows of each rank, and what follows from a report or an end. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import EngineReport, SupervisorReport
 from engine.wire.replicas import ReplicaInfo, Suspect
 from engine.wire.states import EnginePhase, ReplicaState
-from orchestrator.processes.child_process import ProcessExit
+from orchestrator.processes.exits import ProcessExit
 from orchestrator.processes.restarts import RestartRule, Restarts
 
 
@@ -17,8 +17,8 @@ from orchestrator.processes.restarts import RestartRule, Restarts
 class ReplicaHistory:
     """What outlives the engines of a replica.
 
-    restarts: whether and when the next one starts. replaces: how many did, by the kind of the end before. last_reason:
-    why the last one that ended did.
+    restarts: whether and when the next one starts. replacements: how many there were, by the kind of the end before.
+    last_reason: why the last engine that ended did; a dismissal is none.
     """
 
     restarts: Restarts
@@ -28,12 +28,12 @@ class ReplicaHistory:
 
 @dataclass(slots=True)
 class Replica:
-    """One replica and the engine in it.
+    """One rank as the supervisor keeps it: the engine that serves it now, or the last one that did.
 
-    report: the engine's newest. exit: set once, when its host confirmed the end; refill_in_s: set with it, the pause
-    before the next engine, None when there will be none. suspect: what the coordinator says of it. hung: why it was
-    killed by us.
-    is_joining, is_draining, is_migrating, is_leaving: where a scale operation has brought it.
+    report: the engine's newest. exit: set once, when its host confirmed the end; replacement_in_s: set with it, the
+    pause before the next engine, None when there will be none. dismissed: the engine was asked to end. suspect: as the
+    coordinator publishes it. hung: why the supervisor killed it.
+    is_joining, is_draining, is_migrating, is_leaving: what a scale operation has done to it.
     """
 
     engine_id: EngineId
@@ -51,17 +51,17 @@ class Replica:
 
     @property
     def is_temporary(self) -> bool:
-        """Tell whether the replica may go with its engine: it is not filled again by itself."""
+        """Tell whether the replica may go with its engine, which is therefore not replaced by itself."""
         return self.is_joining or self.is_draining or self.is_leaving or self.dismissed
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether the engine takes nothing new and has nothing left."""
+        """Tell whether the engine accepts no requests and has none left: it will stay empty."""
         return self.report is not None and self.report.is_draining and self.num_sequences == 0
 
     @property
     def num_sequences(self) -> int:
-        """Return how many sequences the engine has, as it said last."""
+        """Return how many sequences the engine has, by its newest report."""
         return self.report.load.num_sequences if self.report is not None else 0
 
     @property
@@ -79,6 +79,7 @@ class Replica:
         """Return the state as it is published."""
         if self.exit is not None:
             return ReplicaState.DEAD
+        # A cordoned rank is ALIVE still: it finishes what it has, and can be restored.
         if self.dismissed or self.is_leaving:
             return ReplicaState.LEAVING
         return ReplicaState.ALIVE if self.is_ready else ReplicaState.STARTING
@@ -90,7 +91,7 @@ class Replica:
 
     @property
     def activity(self) -> str:
-        """Say in a few words what the replica is doing, or why it is dead."""
+        """Return in a few words what the engine is doing, or why it is dead."""
         if self.exit is not None:
             return f"dead: {self.exit.reason}"
         if self.report is None:
@@ -101,7 +102,7 @@ class Replica:
 
     @property
     def name(self) -> str:
-        """Name the engine so that a person finds it: rank, process and node."""
+        """Return rank, engine, process and node: what a person needs to find the engine."""
         where = f", pid {self.report.pid} on {self.report.node}" if self.report is not None else ""
         return f"rank {self.engine_id.rank} (engine {self.engine_id}{where})"
 
@@ -111,18 +112,18 @@ class Replica:
         return self.exit.reason if self.exit is not None else ""
 
     def describe(self) -> str:
-        """Say what the replica is doing, how far it is, and where."""
+        """Return what the engine is doing, how far it is, and where."""
         if self.exit is None and self.report is not None and self.report.phase is EnginePhase.LOADING:
             return f"{self.activity}, {self.progress:.0%}, pid {self.report.pid} on {self.report.node}"
         return self.activity
 
 
 class ReplicaTable:
-    """All replicas of the deployment, by rank; each holds one engine at a time.
+    """All replicas of the deployment, by rank; each has one engine at a time.
 
-    replaces: whether the replicas of engines that end are filled again; not while the deployment starts, where an end
-    is an error of the start. gone_clients: by index, the newest client whose process has ended. settings: what the
-    operator wants; published with the replicas.
+    replacements: whether engines that end are replaced; not while the deployment starts, where an end is an error of
+    the start. gone_clients: by index, the newest client whose process has ended. settings: desired state of the
+    deployment; published with the replicas.
     """
 
     def __init__(self, engine_ids: Sequence[EngineId], rule: RestartRule) -> None:
@@ -143,16 +144,18 @@ class ReplicaTable:
         return self._replicas.get(rank)
 
     def of(self, engine_id: EngineId) -> Replica | None:
-        """Return the replica in which this engine sits, or None when it never did or does not any more."""
+        """Return the replica of this engine, or None when another engine is in its place, or none."""
         replica = self._replicas.get(engine_id.rank)
         return replica if replica is not None and replica.engine_id == engine_id else None
 
     def on_report(self, report: EngineReport, now: float) -> Replica | None:
-        """Take an engine's report and return its replica; None for a stale report or one of no engine of ours."""
+        """Take an engine's report; return its replica, None for a stale report or one of an unknown engine."""
         replica = self.of(report.engine_id)
+        # Reports are whole and numbered by their engine, so the newest alone counts. A snapshot repeats those it has.
         if replica is None or (replica.report is not None and report.report_seq <= replica.report.report_seq):
             return None
         replica.report = report
+        # Service begins with the first report of a loaded engine: an end while loading does not begin a new row.
         if replica.is_ready:
             replica.history.restarts.on_serving(now)
         return replica
@@ -160,47 +163,54 @@ class ReplicaTable:
     def on_exit(self, engine_id: EngineId, end: ProcessExit, now: float) -> Replica:
         """Take the confirmed end of an engine's process; return its replica, with whether and when it is replaced."""
         replica = self.of(engine_id)
-        assert replica is not None, "a replica is replaced only after the end of its engine"
+        assert replica is not None, "a replica gets its next engine only after the end of the one before"
         if replica.hung:
             end = replace(end, reason=f"hung: {replica.hung}, killed", was_hung=True)
         replica.exit = end
+        # An engine that was asked to end has no reason that anybody would look for.
         if not replica.dismissed:
             replica.history.last_reason = end.reason
+        # A rank that comes or goes by a scale operation is that operation's: replacing its engine here would undo it.
         replica.replacement_in_s = (
             replica.history.restarts.on_end(now) if self.replacements and not replica.is_temporary else None
         )
         return replica
 
     def on_suspects(self, suspects: Sequence[Suspect]) -> tuple[list[Replica], list[Replica]]:
-        """Take the coordinator's suspects; return the replicas of which that is news, and those whose engine hangs.
+        """Take the coordinator's suspects; return the replicas that became suspect or recovered, and those that hang.
 
-        An engine hangs once: it is killed for it, and what is said of it until it is gone is no news.
+        An engine hangs once: it is killed for it, and later suspicions of it until its end change nothing.
         """
         by_engine = {suspect.engine_id: suspect for suspect in suspects}
-        news, hung = [], []
+        changed, hung = [], []
         for replica in self._replicas.values():
             suspect = by_engine.get(replica.engine_id)
+            # The host has confirmed the end, or is asked for it: either outweighs what the coordinator still publishes.
             if replica.exit is not None or replica.hung:
                 continue
             if suspect is not None and suspect.is_hung:
                 replica.hung = suspect.reason
                 hung.append(replica)
             elif (suspect is None) != (replica.suspect is None):
-                news.append(replica)
+                changed.append(replica)
             replica.suspect = suspect
-        return news, hung
+        return changed, hung
 
     def replace(self, rank: int) -> Replica:
-        """Put the next engine into the replica of one that ended, and return the replica."""
+        """Put the next incarnation in the place of an engine that ended; return its replica."""
         old = self._replicas[rank]
         assert old.exit is not None
+        # Counted by the kind of the end before: the metric shows why engines are replaced.
         old.history.replacements[old.exit.kind] += 1
         engine_id = EngineId(rank, old.engine_id.incarnation + 1)
         self._replicas[rank] = Replica(engine_id, old.history)
         return self._replicas[rank]
 
     def open(self, rank: int) -> Replica:
-        """Add a replica that is not filled again by itself. One that was closed goes on under its next incarnation."""
+        """Add a replica whose engine is not replaced by itself; return it.
+
+        One that was closed comes back under its next incarnation: no EngineId is used twice.
+        """
         assert rank not in self._replicas
         closed = self._closed.pop(rank, None)
         if closed is None:
@@ -212,22 +222,23 @@ class ReplicaTable:
         return replica
 
     def close(self, rank: int) -> None:
-        """Remove a replica whose engine has ended. What it has counted, and which engines it had, is remembered."""
+        """Remove a replica whose engine has ended. Its history and its incarnation are remembered."""
         replica = self._replicas.pop(rank)
         assert replica.exit is not None
         self._closed[rank] = replica
 
     def keep(self, rank: int, now: float) -> float | None:
-        """Make a replica like any other; return the pause before it is filled again if its engine ended meanwhile."""
+        """Make a replica like any other; return the pause before its next engine if the last one ended meanwhile."""
         replica = self._replicas[rank]
         replica.is_joining = replica.is_draining = replica.is_migrating = replica.is_leaving = False
+        # Its engine may have ended while the scale operation held the replica, which then got no replacement.
         if replica.exit is not None and replica.replacement_in_s is None and self.replacements:
             replica.replacement_in_s = replica.history.restarts.on_end(now)
             return replica.replacement_in_s
         return None
 
     def dismiss(self) -> None:
-        """Ask every engine to leave."""
+        """Ask every engine to end."""
         for replica in self._replicas.values():
             replica.dismissed = True
 
@@ -238,7 +249,7 @@ class ReplicaTable:
 
     @property
     def is_settled(self) -> bool:
-        """Tell whether there is nothing to see: each engine serves or is dead, and none comes or goes."""
+        """Tell whether reports bring nothing new: each engine serves or is dead, and none comes or goes."""
         return all((replica.is_ready or replica.exit is not None) and not replica.is_temporary for replica in self)
 
     @property
@@ -247,7 +258,7 @@ class ReplicaTable:
         return all(replica.is_lost for replica in self._replicas.values())
 
     def describe_unready(self) -> str:
-        """Name each rank that is not ready, what it is doing and what it said last."""
+        """Return each rank that is not ready, with what it is doing or why it is dead."""
         lines = [
             f"rank {replica.engine_id.rank}: {replica.describe()}"
             for replica in self._replicas.values()
@@ -262,6 +273,7 @@ class ReplicaTable:
             report_seq=report_seq,
             replicas=[_to_wire(replica) for replica in replicas],
             dismissed=[replica.engine_id for replica in replicas if replica.dismissed],
+            # Repeated with every report, as everything in it: no engine can miss that a client is gone.
             gone_clients=list(self.gone_clients.values()),
             settings=self.settings,
         )

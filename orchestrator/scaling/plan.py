@@ -1,25 +1,44 @@
-"""From what an operator asks for to the ranks that come and go. Pure."""
+"""The plan of a scale operation: from an operator's request to the ranks that join and leave, or a refusal. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import count, islice
 
-from orchestrator.scaling.errors import RefusalKind, ScaleRefusedError
+from engine.wire.errors import ShoalError
+from orchestrator.config.defaults import DRAIN_TIMEOUT_S, MAX_RANKS
 
-MAX_RANKS = 1024
+
+class RefusalKind(StrEnum):
+    """What the caller can do about it. The words are part of the API."""
+
+    INVALID = "invalid"  # ask for something else
+    CONFLICT = "conflict"  # wait for, or cancel, what goes on
+    NO_CAPACITY = "no_capacity"  # give the cluster more, or ask for less
+    NOT_FOUND = "not_found"  # ask for something that there is
+    NOT_NOW = "not_now"  # the deployment is starting or stopping
+
+
+class ScaleRefusedError(ShoalError):
+    """A call about scaling is refused, before anything was started. field: of the request, where one is at fault."""
+
+    def __init__(self, kind: RefusalKind, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.field = field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRequest:
-    """What an operator asks for: a number of ranks, ranks that shall go, or both.
+    """What an operator asks for: a number of ranks, ranks to remove, or both.
 
-    size: absolute; None is as many as there are, less ``remove``. With both, ranks that go beyond that are replaced.
-    drain_timeout_s: what a leaving rank has may finish there for so long; the rest moves to other ranks.
+    size: absolute; None is as many as there are, less ``remove``. With both, new ranks join until there are ``size``.
+    drain_timeout_s: seconds that a leaving rank may finish its requests in; the rest migrates to other ranks.
     """
 
     size: int | None = None
     remove: tuple[int, ...] = ()
-    drain_timeout_s: float = 120.0
+    drain_timeout_s: float = DRAIN_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +51,7 @@ class ScaleLimits:
 
 @dataclass(frozen=True, slots=True)
 class ScalePlan:
-    """Ranks that come and go, both ascending, and the sizes around it. Neither: there is nothing to do."""
+    """Ranks that join and leave, both ascending, and the sizes before and after. Neither: there is nothing to do."""
 
     joining: tuple[int, ...]
     leaving: tuple[int, ...]
@@ -44,11 +63,11 @@ def plan_scale(request: ScaleRequest, ranks: Mapping[int, bool], limits: ScaleLi
     """Decide which ranks join and leave.
 
     ranks: those there are, and whether an engine will ever serve there again.
-    New ranks take the lowest free numbers: a replica that was given up is taken up again, under its next incarnation.
-    Unless they are named, those go first that will not serve again, then the highest ranks.
+    New ranks take the lowest free numbers: a rank that was removed comes back under its next incarnation.
+    Unless they are named, ranks that will not serve again leave first, then the highest ones.
 
     Raises:
-        ScaleRefusedError: it makes no sense; names the field and what is valid.
+        ScaleRefusedError: the request is invalid; names the field and what is valid.
     """
     _check_named(request.remove, ranks)
     size = len(ranks) - len(request.remove) if request.size is None else request.size
@@ -57,6 +76,7 @@ def plan_scale(request: ScaleRequest, ranks: Mapping[int, bool], limits: ScaleLi
     surplus = sorted(staying, key=lambda rank: (ranks[rank], -rank))[: max(0, len(staying) - size)]
     joining = _lowest_free(ranks, max(0, size - len(staying)))
     leaving = tuple(sorted({*request.remove, *surplus}))
+    # New ranks serve before old ones leave, so with new ones somebody always will.
     if leaving and not joining and not any(ranks[rank] for rank in ranks if rank not in leaving):
         raise ScaleRefusedError(RefusalKind.INVALID, "no rank that serves would be left", "remove")
     return ScalePlan(joining, leaving, len(ranks), size)

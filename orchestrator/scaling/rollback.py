@@ -1,4 +1,4 @@
-"""The way back of a scale operation: new ranks go, each by itself; those that were to leave stay. Pure."""
+"""The rollback of a scale operation: new ranks are removed, leaving ranks accept requests again. Pure."""
 
 from engine.wire.states import ReplicaState
 from orchestrator.scaling.observed_state import (
@@ -15,8 +15,7 @@ from orchestrator.scaling.steps import ScaleDeadlines
 class Rollback:
     """Undoes what an operation did before its point of no return; nothing in here can fail.
 
-    A new rank may already serve: picks use it as soon as it is ready. So what it has moves before it goes. One that is
-    silent moves nothing: it is killed, and what it has goes on elsewhere as after any death.
+    A new rank may already serve: picks use it as soon as it is ready. So its sequences migrate before it is stopped.
     """
 
     def __init__(self, plan: ScalePlan, deadlines: ScaleDeadlines) -> None:
@@ -26,7 +25,7 @@ class Rollback:
         self._stopping_since: dict[int, float] = {}
 
     def advance(self, observed: ObservedState, now: float) -> list[Action]:
-        """Return what is to be done now; orders are repeated until they have had their effect."""
+        """Return the actions to take now; each is repeated until it has had its effect."""
         actions = [Action(ActionKind.RESTORE, rank) for rank in self._plan.leaving]
         for rank in self._plan.joining:
             actions += [Action(kind, rank) for kind in self._undo(rank, observed.of(rank), now)]
@@ -36,22 +35,24 @@ class Rollback:
         """Return the new ranks of which something is left."""
         return tuple(rank for rank in self._plan.joining if not _is_gone(observed.of(rank)))
 
-    def _undo(self, rank: int, known: ObservedRank, now: float) -> list[ActionKind]:
-        if _is_gone(known):
+    def _undo(self, rank: int, observed: ObservedRank, now: float) -> list[ActionKind]:
+        if _is_gone(observed):
             return []
-        if known.is_over:
+        if observed.is_over:
             return [ActionKind.RELEASE]
-        if known.engine is ReplicaState.STARTING or known.is_silent:
+        # An engine that loads has no sequences, and a silent one hands none over: its clients requeue them as after
+        # any other death. Waiting for either would block the next operation for nothing.
+        if observed.engine is ReplicaState.STARTING or observed.is_silent:
             return [ActionKind.KILL]
-        return self._empty_and_stop(rank, known, now)
+        return self._empty_and_stop(rank, observed, now)
 
-    def _empty_and_stop(self, rank: int, known: ObservedRank, now: float) -> list[ActionKind]:
+    def _empty_and_stop(self, rank: int, observed: ObservedRank, now: float) -> list[ActionKind]:
         has_time = now - self._migrating_since.setdefault(rank, now) < self._deadlines.migrate_s
-        if has_time and (known.is_member or not known.is_empty):
+        if has_time and (observed.is_member or not observed.is_empty):
             return [ActionKind.CORDON, ActionKind.MIGRATE, ActionKind.LEAVE]
         is_late = now - self._stopping_since.setdefault(rank, now) >= self._deadlines.stop_s
         return [ActionKind.STOP, ActionKind.KILL] if is_late else [ActionKind.STOP]
 
 
-def _is_gone(known: ObservedRank) -> bool:
-    return known.placement is PlacementState.NONE and known.is_over
+def _is_gone(observed: ObservedRank) -> bool:
+    return observed.placement is PlacementState.NONE and observed.is_over

@@ -1,10 +1,11 @@
-"""The steps of a scale operation, in order: what is ordered, when one is over, how long it may take. Pure."""
+"""The steps of a scale operation, in order: the action of each, when it is done, how long it may take. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from engine.wire.states import ReplicaState
+from orchestrator.config.defaults import START_TIMEOUT_S
 from orchestrator.scaling.observed_state import (
     Action,
     ActionKind,
@@ -44,14 +45,14 @@ ENDS = (Phase.DONE, Phase.FAILED, Phase.CANCELLED)
 class ScaleDeadlines:
     """How long each wait of an operation may take, in seconds.
 
-    load_s: for a new rank to load. group_s: for a lockstep group to prepare. move_s: for what a rank has to have gone
-    elsewhere: longer than a client that takes nothing keeps its sequences. stop_s: for a dismissed engine to end by
-    itself.
+    load_s: for a new rank to load. group_s: for a lockstep group to prepare. migrate_s: for the sequences of a rank to
+    continue elsewhere; longer than a client that takes nothing keeps its sequences. stop_s: for a dismissed engine to
+    end by itself.
     """
 
     reserve_s: float = 20.0
     spawn_s: float = 60.0
-    load_s: float = 300.0
+    load_s: float = START_TIMEOUT_S
     handshake_s: float = 30.0
     group_s: float = 120.0
     migrate_s: float = 35.0
@@ -60,32 +61,34 @@ class ScaleDeadlines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step: ``kind`` is ordered once for each rank of ``who``, then their facts are watched.
+    """One step: its action is taken once for each of its ranks, then what is observed of them decides when it is done.
 
-    is_done: of one rank. is_group_done: of the whole. limit_s: None waits for ever. option: what sets it, if the
-    operator does. goes_on_late: at the deadline the next step begins, else the operation fails. waits_for_healing:
-    nothing is ordered or judged while a staying rank is being replaced. weight: its share of the progress bar.
+    is_done: of one rank. is_group_done: of the whole. limit_s: None waits for ever. option: the flag that sets it, if
+    there is one. continues_at_limit: at the limit the next step begins, else the operation fails. waits_for_healing: no
+    action is taken and no time is counted while a staying rank is being replaced. weight: its share of the progress.
     """
 
     phase: Phase
-    who: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
     kind: ActionKind | None = None
     is_done: Callable[[ObservedRank], bool] = lambda _: True
     is_group_done: Callable[[ObservedState], bool] = lambda _: True
     limit_s: float | None = None
     option: str = ""
-    goes_on_late: bool = False
+    continues_at_limit: bool = False
     waits_for_healing: bool = False
     weight: float = 1.0
 
     @property
     def actions(self) -> list[Action]:
-        """Return what is ordered when it begins."""
-        return [] if self.kind is None else [Action(self.kind, rank) for rank in self.who]
+        """Return the actions with which it begins."""
+        return [] if self.kind is None else [Action(self.kind, rank) for rank in self.ranks]
 
 
 def steps_of(plan: ScalePlan, is_lockstep: bool, drain_s: float, deadlines: ScaleDeadlines) -> tuple[Step, ...]:
-    """Return what has to happen, in order."""
+    """Return the steps of a plan, in order."""
+    # Draining precedes the switch of a group, which is the point of no return: a drain takes minutes and has to be
+    # cancellable, a switch takes milliseconds.
     changes = bool(plan.joining or plan.leaving)
     return (
         *(_joining(plan.joining, deadlines) if plan.joining else ()),
@@ -99,21 +102,21 @@ def _joining(joining: tuple[int, ...], deadlines: ScaleDeadlines) -> tuple[Step,
     return (
         Step(
             phase=Phase.RESERVE,
-            who=joining,
+            ranks=joining,
             kind=ActionKind.RESERVE,
             is_done=lambda rank: rank.placement is PlacementState.HELD,
             limit_s=deadlines.reserve_s,
         ),
         Step(
             phase=Phase.SPAWN,
-            who=joining,
+            ranks=joining,
             kind=ActionKind.SPAWN,
             is_done=lambda rank: rank.engine is not None,
             limit_s=deadlines.spawn_s,
         ),
         Step(
             phase=Phase.LOAD,
-            who=joining,
+            ranks=joining,
             is_done=lambda rank: rank.engine is ReplicaState.ALIVE,
             limit_s=deadlines.load_s,
             option="--start-timeout",
@@ -121,7 +124,7 @@ def _joining(joining: tuple[int, ...], deadlines: ScaleDeadlines) -> tuple[Step,
         ),
         Step(
             phase=Phase.HANDSHAKE,
-            who=joining,
+            ranks=joining,
             is_done=lambda rank: rank.is_reached,
             limit_s=deadlines.handshake_s,
         ),
@@ -132,21 +135,22 @@ def _draining(leaving: tuple[int, ...], drain_s: float, deadlines: ScaleDeadline
     return (
         Step(
             phase=Phase.DRAIN,
-            who=leaving,
+            ranks=leaving,
             kind=ActionKind.CORDON,
             is_done=_holds_nothing,
             limit_s=drain_s,
-            goes_on_late=True,
+            continues_at_limit=True,
             waits_for_healing=True,
             weight=5.0,
         ),
+        # At its limit the engine is stopped all the same: what it still has, its clients requeue as after a death.
         Step(
             phase=Phase.MIGRATE,
-            who=leaving,
+            ranks=leaving,
             kind=ActionKind.MIGRATE,
             is_done=_holds_nothing,
             limit_s=deadlines.migrate_s,
-            goes_on_late=True,
+            continues_at_limit=True,
             waits_for_healing=True,
         ),
     )
@@ -156,7 +160,7 @@ def _switching(leaving: tuple[int, ...], deadlines: ScaleDeadlines) -> tuple[Ste
     return (
         Step(
             phase=Phase.PREPARE,
-            who=leaving,
+            ranks=leaving,
             kind=ActionKind.LEAVE,
             is_group_done=lambda observed: observed.group >= GroupStage.PREPARED,
             limit_s=deadlines.group_s,
@@ -169,17 +173,18 @@ def _switching(leaving: tuple[int, ...], deadlines: ScaleDeadlines) -> tuple[Ste
             limit_s=deadlines.group_s,
             waits_for_healing=True,
         ),
+        # No limits from here on: a committed membership cannot be taken back, so there is nothing to fail to.
         Step(phase=Phase.SWITCH, is_group_done=lambda observed: observed.group >= GroupStage.SWITCHED),
-        Step(phase=Phase.PUBLISH, who=leaving, is_done=lambda rank: not rank.is_member),
+        Step(phase=Phase.PUBLISH, ranks=leaving, is_done=lambda rank: not rank.is_member),
     )
 
 
 def _stopping(leaving: tuple[int, ...]) -> tuple[Step, ...]:
     return (
-        Step(phase=Phase.STOP, who=leaving, kind=ActionKind.STOP, is_done=lambda rank: rank.is_over),
+        Step(phase=Phase.STOP, ranks=leaving, kind=ActionKind.STOP, is_done=lambda rank: rank.is_over),
         Step(
             phase=Phase.RELEASE,
-            who=leaving,
+            ranks=leaving,
             kind=ActionKind.RELEASE,
             is_done=lambda rank: rank.placement is PlacementState.NONE,
         ),

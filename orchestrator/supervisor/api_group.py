@@ -1,4 +1,4 @@
-"""The API processes of a deployment as one thing: started together, each restarted by itself, stopped together."""
+"""The API processes of a deployment: started together, each restarted by itself, stopped together."""
 
 import asyncio
 import logging
@@ -11,20 +11,27 @@ from engine.wire.ids import ClientId
 from metrics.shared_status import StatsMemory
 from orchestrator.api.config import ApiSpec
 from orchestrator.processes.child_process import LineSink
+from orchestrator.processes.process_supervisor import ProcessSpec, ProcessSupervisor
 from orchestrator.processes.restarts import RestartRule
-from orchestrator.supervisor.api_replica import ApiReplica
-from orchestrator.supervisor.readiness import wait_reachable
 
 _LOG = logging.getLogger(__name__)
+
+API_MODULE = "orchestrator.api"
+
+_GRACE_S = 3.0  # on top of the shutdown timeout, for the last messages of aborted streams
+_REACHABLE_POLL_S = 0.02
 
 MakeSpec = Callable[[ClientId, StatsMemory], ApiSpec]
 
 
 class ApiGroup:
-    """Holds a replica per API process, and the memory in which they count.
+    """One supervised process per client index, and the shared memory in which they all count.
 
-    on_gone: called with the client of every process that ended; what it showed is off the shared status by then.
-    on_give_up: called once no process is left and none will come; before that, the others serve on without one.
+    The listening socket is the supervisor's and outlives every process: callers that come while none runs wait in its
+    queue. Each restart is a client of its own, under the next incarnation.
+    on_gone: called with the client of every process that ended, so that engines free its requests; what it showed is
+    off the shared status by then. on_give_up: called once no process is left and none will come; before that, the
+    others serve on without one.
     """
 
     def __init__(
@@ -41,13 +48,11 @@ class ApiGroup:
         self._on_gone = on_gone
         self._on_give_up = on_give_up
         self._lost: set[int] = set()
-        self._replicas = [
-            ApiReplica(
-                index,
-                lambda client_id: make_spec(client_id, self._memory),
-                rule,
+        self._supervisors = [
+            ProcessSupervisor(
+                self._process_spec(index, make_spec, rule),
                 on_line,
-                self._on_end,
+                partial(self._on_end, index),
                 partial(self._on_lost, index),
             )
             for index in range(num_processes)
@@ -61,28 +66,51 @@ class ApiGroup:
         """
         try:
             async with asyncio.TaskGroup() as starts:
-                for replica in self._replicas:
-                    starts.create_task(replica.start(), name=f"start {replica.name}")
+                for index, supervisor in enumerate(self._supervisors):
+                    starts.create_task(supervisor.start(), name=f"start {_name(index)}")
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 
     async def wait_reachable(self, num_ranks: int) -> None:
-        """Wait until every process says that it reaches that many ranks."""
-        await wait_reachable(self._rows, num_ranks)
+        """Wait until every process itself shows that it reaches that many ranks.
+
+        Engines are ready a moment before their connections to the clients are.
+        """
+        while not all(row.num_ready >= num_ranks for row in self._rows):  # noqa: ASYNC110 - other processes set no event
+            await asyncio.sleep(_REACHABLE_POLL_S)
 
     async def stop(self, force_stop: "asyncio.Future[Any]") -> list[str]:
         """Let all drain and end; return a line for each that had to be killed."""
-        leftovers = await asyncio.gather(*(replica.stop(force_stop) for replica in self._replicas))
+        leftovers = await asyncio.gather(*(supervisor.stop(force_stop) for supervisor in self._supervisors))
         self._memory.close()
         return [leftover for of_one in leftovers for leftover in of_one]
 
-    def _on_end(self, client_id: ClientId) -> None:
-        self._rows[client_id.index].clear()
-        self._on_gone(client_id)
+    def _process_spec(self, index: int, make_spec: MakeSpec, rule: RestartRule) -> ProcessSpec:
+        # Time-outs and descriptors are the same for every incarnation.
+        first = make_spec(ClientId(index, 1), self._memory)
+        return ProcessSpec(
+            name=_name(index),
+            module=API_MODULE,
+            make_spec=lambda incarnation: make_spec(ClientId(index, incarnation), self._memory),
+            incarnation_name=lambda incarnation: f"client {ClientId(index, incarnation)}",
+            rule=rule,
+            stop_s=first.shutdown_timeout_s + _GRACE_S,
+            start_s=first.start_timeout_s,
+            pass_fds=(first.listen_fd, *self._memory.fds),
+        )
+
+    def _on_end(self, index: int, incarnation: int) -> None:
+        # Its row first: a sibling that looks at the shared status must not count what is gone.
+        self._rows[index].clear()
+        self._on_gone(ClientId(index, incarnation))
 
     def _on_lost(self, index: int, error: ShoalError) -> None:
         self._lost.add(index)
-        if len(self._lost) == len(self._replicas):
+        if len(self._lost) == len(self._supervisors):
             self._on_give_up(error)
         else:
             _LOG.error("%s; the others serve on", error)
+
+
+def _name(index: int) -> str:
+    return f"the API process {index}"

@@ -1,4 +1,4 @@
-"""Keeps one coordinator process alive: a successor gets a higher generation and the same endpoints."""
+"""The supervisor of the coordinator process: a successor gets a higher generation and the same endpoints."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from orchestrator.processes.restarts import RestartRule
 
 COORDINATOR_MODULE = "lb.coordinator"
 
-# One that served for 3 s has not died of its start. Loads go stale while it is away, so the pauses are short.
+# One that served for 3 s did not end because of its start. Loads go stale while it is away, so the pauses are short.
 RULE = RestartRule(max_in_row=5, settled_s=3.0, first_pause_s=0.4)
 
 _STOP_S = 2.0
@@ -39,8 +39,8 @@ class CoordinatorSupervisor:
         process = ProcessSpec(
             name="the coordinator",
             module=COORDINATOR_MODULE,
-            make_spec=lambda life: msgspec.structs.replace(self._spec, generation=life),
-            life_name=lambda life: f"generation {life}",
+            make_spec=lambda incarnation: msgspec.structs.replace(self._spec, generation=incarnation),
+            incarnation_name=lambda incarnation: f"generation {incarnation}",
             rule=rule,
             stop_s=_STOP_S,
             start_s=start_s,
@@ -49,7 +49,7 @@ class CoordinatorSupervisor:
 
     @property
     def pid(self) -> int | None:
-        """Return the process id of the coordinator that lives now."""
+        """Return the process id of the coordinator that runs now."""
         return self._supervisor.pid
 
     async def start(self) -> CoordinatorEndpoints:
@@ -59,6 +59,7 @@ class CoordinatorSupervisor:
             StartupError: it ended before; with its last line.
         """
         endpoints = msgspec.json.decode(await self._supervisor.start(), type=CoordinatorEndpoints)
+        # The endpoints that were really bound: a successor must take the same ports, which all others are connected to.
         self._spec = msgspec.structs.replace(
             self._spec, report_endpoint=endpoints.report_endpoint, state_endpoint=endpoints.state_endpoint
         )

@@ -1,4 +1,4 @@
-"""Where the lines of a deployment are bound, and who may use them: on one host Unix sockets, between hosts TCP."""
+"""The endpoints and keys of the channels: Unix sockets on one host, TCP between hosts, guarded by CURVE there."""
 
 import ipaddress
 import socket
@@ -30,10 +30,11 @@ class Endpoints:
     leaves_host: bool = False
 
     def of_client(self, client_id: ClientId) -> tuple[str, str]:
-        """Return where one life of a client binds its request and its output channel.
+        """Return where one incarnation of a client binds its request and its output channel.
 
-        Each life gets Unix sockets of its own: what still connects to its predecessor's finds nobody.
+        Each gets Unix sockets of its own: what still connects to those of its predecessor reaches no one else.
         """
+        # On TCP each gets fresh ports instead, and publishes them.
         if self.request.startswith("tcp://"):
             return self.request, self.output
         return f"{self.request}-{client_id}", f"{self.output}-{client_id}"
@@ -49,7 +50,7 @@ def choose_endpoints(
 
     Raises:
         AddressError: ``run_dir`` is too long for Unix sockets.
-        StartupError: bound to every interface, and no address to be reached at; or an address that nobody knows.
+        StartupError: bound to every interface, and no address to be reached at; or a name that does not resolve.
     """
     bound = interface or (None if address is None else _own_address(address))
     if bound is None:
@@ -57,15 +58,17 @@ def choose_endpoints(
             ipc_endpoint(run_dir, name) for name in ("report", "state", "request", "output")
         )
         return Endpoints(report, state, request, output)
+    # Bound to every interface, peers still need one address to connect to.
     if address is None and _is_unspecified(bound):
         raise StartupError(f"--interface {bound} says on no host where to reach this one: give --advertise-host")
+    # One template for all four: each socket gets a port of its own, and what it got is published.
     anywhere = tcp_endpoint(bound, port_range or 0)
     advertise_host = address if address != bound else None
     return Endpoints(anywhere, anywhere, anywhere, anywhere, advertise_host, leaves_host=not is_loopback(bound))
 
 
 def choose_security(mode: str, chosen: Endpoints) -> WireSecurity | None:
-    """Return fresh keys when the lines are to speak CURVE. mode: ``none``, ``curve``, or ``auto``: between hosts.
+    """Return fresh keys when the channels are to use CURVE. mode: ``none``, ``curve``, or ``auto``: between hosts.
 
     Unix sockets need none: they are in a folder that only this user may enter.
 
@@ -84,7 +87,7 @@ def _own_address(name: str) -> str:
     """Return the address behind a name of this host: sockets bind to addresses and network interfaces only.
 
     Raises:
-        StartupError: nobody knows the name.
+        StartupError: the name does not resolve.
     """
     try:
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])

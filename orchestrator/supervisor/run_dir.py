@@ -1,8 +1,8 @@
-"""The run's own private folder: Unix sockets, Ray's session and ``run.json``, by which ``shoal status`` finds it.
+"""The private folder of one run: Unix sockets, Ray's session and ``run.json``, by which ``shoal status`` finds it.
 
-A lock on a file inside says that the run lives: the kernel drops it with the process, however that ends, and no reused
-process id can be mistaken for it. Folders whose lock is free are swept at the next start. A folder gets its name only
-once its lock is held, so a folder in sight with a free lock is always a dead run's.
+A lock on a file inside shows that the run is alive: the kernel drops it with the process, however that ends, and no
+reused process id can be mistaken for it. Folders whose lock is free are swept at the next start. A folder gets its name
+only once its lock is held, so a folder in sight with a free lock is always a dead run's.
 """
 
 import fcntl
@@ -31,7 +31,7 @@ _REMOVE_PAUSE_S = 0.1
 
 
 class RunFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``run.json`` says. url: base URL of the HTTP port."""
+    """The content of ``run.json``. url: base URL of the HTTP port."""
 
     pid: int
     url: str
@@ -49,6 +49,7 @@ class RunDir:
         try:
             unnamed = Path(tempfile.mkdtemp(prefix=_UNNAMED_PREFIX, dir=parent))
             self._lock = _take_lock(unnamed)
+            # The name comes after the lock, so that no sweep of another start takes this folder for a dead run's.
             self.path = unnamed.rename(parent / (PREFIX + unnamed.name.removeprefix(_UNNAMED_PREFIX)))
         except OSError as error:
             raise StartupError(f"cannot make the run folder in {parent} (--run-dir): {error.strerror}") from error
@@ -60,7 +61,7 @@ class RunDir:
             )
 
     def write_run_file(self, url: str) -> None:
-        """Say where this deployment answers."""
+        """Publish where this deployment answers. Written whole: a reader never sees half a file."""
         content = msgspec.json.encode(RunFile(pid=os.getpid(), url=url))
         temporary = self.path / (_RUN_FILE + ".new")
         temporary.write_bytes(content)
@@ -74,6 +75,7 @@ class RunDir:
             shutil.rmtree(self.path, ignore_errors=True)
             if not self.path.exists():
                 break
+        # After the files: as long as any is left, the lock keeps a sweep from removing them at the same time.
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -81,8 +83,9 @@ class RunDir:
 
 
 def live_runs(parent: Path | None = None) -> Iterator[RunFile]:
-    """Yield the deployments of this user that live in the folder ``parent`` and have said where they answer."""
+    """Yield the deployments of this user that are alive in the folder ``parent`` and ready."""
     for folder in _folders(parent):
+        # A run without its file is starting, or has just been removed.
         if _is_alive(folder):
             with suppress(OSError, msgspec.MsgspecError):
                 yield msgspec.json.decode((folder / _RUN_FILE).read_bytes(), type=RunFile)
@@ -109,6 +112,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _take_lock(folder: Path) -> int:
+    # Not inherited by children: an orphan that held the lock would make a dead run look alive.
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What each kind of child process is told: pure functions from the configuration to the specs."""
+"""The specs of the child processes, made from the configuration by pure functions: coordinator, engine, API process."""
 
 from dataclasses import dataclass
 
@@ -13,12 +13,12 @@ from engine.wire.build import build_id, config_hash, config_values
 from engine.wire.control import ClusterSettings
 from engine.wire.endpoints import WireSecurity
 from engine.wire.ids import ClientId, EngineId
-from lb.coordinator.config import CoordinatorEndpoints
+from lb.coordinator.config import CoordinatorEndpoints, CoordinatorSpec, LockstepConfig
 from metrics.shared_status import StatsMemory
 from orchestrator.api.config import ApiSpec
 from orchestrator.config.serve_config import SECRET_OPTIONS, ServeConfig
 from orchestrator.supervisor.endpoints import Endpoints
-from orchestrator.supervisor.listen import Listener
+from orchestrator.supervisor.preflight import Listener
 
 SIM_MODEL_NAME = "sim"
 
@@ -27,9 +27,10 @@ _AT_REST = ClusterSettings()
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """Where the processes of a deployment meet, and the keys they show there.
+    """The endpoints and keys of a deployment.
 
-    chosen: endpoints to bind. coordinator: what its sockets got, as the others reach it. security: None: plain lines.
+    chosen: endpoints to bind. coordinator: what its sockets were bound to, as the others reach it. security: None
+    leaves all channels plain.
     """
 
     chosen: Endpoints
@@ -38,8 +39,21 @@ class Wiring:
 
 
 def served_model_name(config: ServeConfig, model: ResolvedModel | None) -> str:
-    """Return what the API calls the model."""
+    """Return the name of the model in the API."""
     return config.served_model_name or (model.display_name if model is not None else config.model or SIM_MODEL_NAME)
+
+
+def coordinator_spec(config: ServeConfig, chosen: Endpoints, security: WireSecurity | None) -> CoordinatorSpec:
+    """Return the spec of the first coordinator; a successor has a higher generation and the endpoints of the first."""
+    return CoordinatorSpec(
+        generation=1,
+        report_endpoint=chosen.report,
+        state_endpoint=chosen.state,
+        stall_timeout_s=config.stall_timeout,
+        log_level=config.log_level,
+        security=security,
+        lockstep=_lockstep(config),
+    )
 
 
 def engine_spec(
@@ -48,8 +62,9 @@ def engine_spec(
     wiring: Wiring,
     log_level: str,
     settings: ClusterSettings = _AT_REST,
+    is_joining: bool = False,
 ) -> EngineSpec:
-    """Return the spec of one rank; its host fills in the node."""
+    """Return the spec of one engine; its host fills in the node. settings: in force before it is ready."""
     return EngineSpec(
         engine_id=engine_id,
         engine=engine,
@@ -60,6 +75,7 @@ def engine_spec(
         log_level=log_level,
         settings=settings,
         security=wiring.security.for_connecting() if wiring.security is not None else None,
+        is_joining=is_joining,
     )
 
 
@@ -74,7 +90,7 @@ def api_spec(
     stats: StatsMemory,
     control_endpoint: str | None = None,
 ) -> ApiSpec:
-    """Return the spec of one life of an API process; the deadline of the start is the supervisor's to keep."""
+    """Return the spec of one incarnation of an API process; the supervisor keeps the deadline of the start."""
     return ApiSpec(
         client=_client_config(config, engine, wiring, client_id),
         listen_fd=listener.fd,
@@ -89,10 +105,17 @@ def api_spec(
         stats=stats,
         log_level=config.log_level,
         control_endpoint=control_endpoint,
+        # Through JSON, because values like paths and sizes are no wire types.
         serve_config=msgspec.json.decode(config.model_dump_json(exclude=set(SECRET_OPTIONS))),
         api_keys=tuple(key.get_secret_value() for key in config.api_key or ()),
         admin_api_key=None if config.admin_api_key is None else config.admin_api_key.get_secret_value(),
     )
+
+
+def _lockstep(config: ServeConfig) -> LockstepConfig | None:
+    if not config.enable_expert_parallel:
+        return None
+    return LockstepConfig(min_size=config.min_data_parallel_size, num_redundant_experts=config.num_redundant_experts)
 
 
 def _client_config(config: ServeConfig, engine: EngineConfig, wiring: Wiring, client_id: ClientId) -> ClientConfig:

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.options import make_parser, option_flags
+from orchestrator.cli.main import COMMANDS
+from orchestrator.cli.options import option_flags
+from orchestrator.cli.parser import make_parser
 from orchestrator.config.serve_config import GROUPS, ServeConfig
 
 SNAPSHOT = Path(__file__).with_name("cli_options.txt")
@@ -13,7 +15,7 @@ SNAPSHOT = Path(__file__).with_name("cli_options.txt")
 
 def describe_options() -> str:
     """Return one line per option of every command, in the order of ``--help``."""
-    commands = next(a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    commands = next(a for a in make_parser(COMMANDS)._actions if isinstance(a, argparse._SubParsersAction))
     lines = []
     for name, parser in commands.choices.items():
         for group in parser._action_groups:
@@ -36,7 +38,7 @@ def test_every_knob_has_a_help_text_and_a_group_that_exists() -> None:
 
 
 def test_only_knobs_that_were_given_are_flags() -> None:
-    options = make_parser().parse_args(["serve", "--port", "1", "--engine", "sim", "--config", "a.toml"])
+    options = make_parser(COMMANDS).parse_args(["serve", "--port", "1", "--engine", "sim", "--config", "a.toml"])
     assert option_flags(options) == {"port": "1", "engine": "sim"}
     assert options.config == Path("a.toml")
 
@@ -54,6 +56,6 @@ def test_a_wrong_command_line_is_one_line_and_status_2(
     arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        make_parser().parse_args(arguments)
+        make_parser(COMMANDS).parse_args(arguments)
     assert caught.value.code == 2
     assert capsys.readouterr().err == f"shoal: error: {expected}\n"

@@ -13,11 +13,11 @@ from engine.wire.errors import ShoalError
 from engine.wire.ids import EngineId
 from engine.wire.states import EnginePhase
 from orchestrator.cli import status
-from orchestrator.processes.child_process import ProcessExit
+from orchestrator.processes.exits import ProcessExit
 from orchestrator.processes.restarts import RestartRule
 from orchestrator.ranks.progress import BarProgress, LineProgress, start_progress
 from orchestrator.ranks.replica_table import ReplicaTable
-from orchestrator.supervisor.banner import print_banner
+from orchestrator.supervisor.supervisor import print_banner
 from tests.unit.ranks.reports import report
 
 E0 = EngineId(0, 1)

@@ -163,7 +163,7 @@ async def test_every_process_is_asked_and_one_that_does_not_answer_is_named() ->
         await control.join(0, handlers=saying(["a"]))
         await control.join(1, handlers={AbortRequests: never_abort})
         await control.join(2)
-        answers = await control.server.ask_all(AbortRequests(["a"]), 0.2)
+        answers = await control.server.call_all(AbortRequests(["a"]), 0.2)
         assert answers.pop(ClientId(0, 1)) == ["a"]
         assert isinstance(answers.pop(ClientId(1, 1)), ControlError)
         assert "nobody here does" in str(answers.pop(ClientId(2, 1)))
@@ -176,7 +176,7 @@ async def test_a_process_that_is_gone_is_not_waited_for() -> None:
         await control.join(1, handlers=saying(2))
         await gone.aclose()
         control.server.forget(ClientId(0, 1))
-        assert await control.server.ask_all(AbortRequests(None), TIMEOUT_S) == {ClientId(1, 1): 2}
+        assert await control.server.call_all(AbortRequests(None), TIMEOUT_S) == {ClientId(1, 1): 2}
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
@@ -184,7 +184,7 @@ async def test_a_process_that_goes_while_it_is_asked_is_not_waited_for(comes_bac
     async with line() as control:
         await control.join(0, handlers={AbortRequests: never_abort})
         await control.join(1, handlers=saying(2))
-        asking = asyncio.create_task(control.server.ask_all(AbortRequests(None), TIMEOUT_S))
+        asking = asyncio.create_task(control.server.call_all(AbortRequests(None), TIMEOUT_S))
         await eventually(lambda: control.server.statistics()["control_calls"] == 1)
         if comes_back:
             await control.join(0, 2, saying("new"))
@@ -197,18 +197,18 @@ async def test_asking_all_leaves_no_call_behind_however_it_ends() -> None:
     async with line() as control:
         for index in range(2):
             await control.join(index, handlers={AbortRequests: never_abort})
-        given_up = asyncio.create_task(control.server.ask_all(AbortRequests(None), TIMEOUT_S))
+        given_up = asyncio.create_task(control.server.call_all(AbortRequests(None), TIMEOUT_S))
         await eventually(lambda: control.server.statistics()["control_calls"] == 2)
         given_up.cancel()
         await asyncio.wait([given_up])
         num_askers = MAX_OPEN_CALLS // 2
-        askers = [control.server.ask_all(AbortRequests(None), TIMEOUT_S) for _ in range(num_askers - 1)]
+        askers = [control.server.call_all(AbortRequests(None), TIMEOUT_S) for _ in range(num_askers - 1)]
         waiting = [asyncio.create_task(asker) for asker in askers]
         await eventually(lambda: control.server.statistics()["control_calls"] == 2 * (num_askers - 1))
-        one_more = asyncio.create_task(control.server.ask_all(AbortRequests(None), TIMEOUT_S))
+        one_more = asyncio.create_task(control.server.call_all(AbortRequests(None), TIMEOUT_S))
         await eventually(lambda: control.server.statistics()["control_calls"] == MAX_OPEN_CALLS)
         with pytest.raises(ControlUnavailableError, match="wait for their answer already"):
-            await control.server.ask_all(AbortRequests(None), TIMEOUT_S)
+            await control.server.call_all(AbortRequests(None), TIMEOUT_S)
         for task in (*waiting, one_more):
             task.cancel()
         await asyncio.wait((*waiting, one_more))
@@ -224,7 +224,7 @@ async def test_a_restarted_process_takes_the_place_of_its_predecessor() -> None:
         control.clients.append(late)
         late.start()
         await eventually(lambda: control.server.statistics().get("stale_control_peers"))
-        assert await control.server.ask_all(AbortRequests(None), TIMEOUT_S) == {ClientId(0, 2): "new"}
+        assert await control.server.call_all(AbortRequests(None), TIMEOUT_S) == {ClientId(0, 2): "new"}
 
 
 async def test_any_bytes_are_counted_and_survived() -> None:
@@ -241,7 +241,7 @@ async def test_any_bytes_are_counted_and_survived() -> None:
         assert control.server.statistics()["malformed_control_messages"] == len(garbage)
         context.destroy(linger=0)
         assert await client.call(Pause(PauseMode.KEEP), TIMEOUT_S) == "KEEP"
-        assert await control.server.ask_all(AbortRequests(None), TIMEOUT_S) == {ClientId(0, 1): 1}
+        assert await control.server.call_all(AbortRequests(None), TIMEOUT_S) == {ClientId(0, 1): 1}
 
 
 async def test_messages_with_odd_values_are_survived_too() -> None:

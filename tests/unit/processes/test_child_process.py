@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.wire.errors import StartupError
-from orchestrator.processes.child_process import NUM_LAST_LINES, ChildProcess, describe_exit, start_child
+from orchestrator.processes.child_process import NUM_LAST_LINES, ChildProcess, start_child
+from orchestrator.processes.exits import describe_exit
 
 PUPPET = "tests.unit.launch.puppet"
 ROOT = Path(__file__).parents[3]

@@ -1,4 +1,4 @@
-"""A child process is kept alive: each life is told its number, each end is known before the next life starts."""
+"""A child process is kept running: each incarnation gets its number, each end is known before the next one starts."""
 
 import asyncio
 import errno
@@ -28,7 +28,7 @@ def never() -> "asyncio.Future[Any]":
 
 
 class Kept:
-    """A keeper of puppets. lives: orders of each life, the last for all that follow. events: what happened."""
+    """Supervised puppets. lives: orders of each incarnation, the last for all that follow. events: what happened."""
 
     def __init__(
         self, *lives: list[str], first_pause_s: float = 0.0, max_in_row: int = 5, start_s: float | None = None
@@ -40,7 +40,7 @@ class Kept:
             name="the puppet",
             module=PUPPET,
             make_spec=self._make_spec,
-            life_name=lambda life: f"life {life}",
+            incarnation_name=lambda life: f"life {life}",
             rule=RestartRule(max_in_row=max_in_row, first_pause_s=first_pause_s),
             stop_s=5.0,
             start_s=start_s,

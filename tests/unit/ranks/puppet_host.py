@@ -1,6 +1,7 @@
-"""A host whose engines have no process, and end when the test says so."""
+"""A group of engines without processes: they end when the test says so, and what is published goes nowhere."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,8 +9,12 @@ from engine.config.engine_config import EngineConfig, EngineKind
 from engine.config.engine_spec import EngineSpec
 from engine.wire.errors import StartupError
 from engine.wire.ids import EngineId
-from orchestrator.launch.host import Capacity, EngineHandle, Site
-from orchestrator.processes.child_process import ProcessExit
+from orchestrator.launch.host import Capacity, EngineHandle
+from orchestrator.processes.exits import ProcessExit
+from orchestrator.processes.restarts import RestartRule
+from orchestrator.ranks.engine_group import EngineGroup
+from orchestrator.ranks.progress import LineProgress
+from orchestrator.ranks.replica_table import Replica, ReplicaTable
 
 GONE = ProcessExit(-9, "killed by SIGKILL")
 
@@ -30,9 +35,6 @@ class PuppetHost:
     reserved: set[int] = field(default_factory=set)
     may_reserve: asyncio.Event = field(default_factory=asyncio.Event)
     refusal: str = ""
-
-    async def open(self, num_ranks: int, device: str) -> Site:
-        return Site(device, None)
 
     def capacity(self) -> Capacity:
         return Capacity(self.num_free, "each rank needs 1 CPU", {})
@@ -65,9 +67,40 @@ class PuppetHost:
         return []
 
 
-def make_spec(engine_id: EngineId) -> EngineSpec:
+class SilentChannel:
+    """A channel to no coordinator."""
+
+    def __init__(self, *_handlers: Any) -> None:
+        self.num_published = 0
+        self.is_listening = True
+        self.is_closed = False
+
+    def publish(self) -> None:
+        assert not self.is_closed
+        self.num_published += 1
+
+    def listen(self, wanted: bool) -> None:
+        self.is_listening = wanted
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def make_group(
+    host: PuppetHost,
+    num_ranks: int,
+    rule: RestartRule,
+    on_death: Callable[[Replica], None] = lambda _: None,
+    load_timeout_s: float | None = None,
+) -> EngineGroup:
+    """Return the real group on a host of puppets; nothing is started."""
+    table = ReplicaTable([EngineId(rank, 1) for rank in range(num_ranks)], rule)
+    return EngineGroup(table, host, make_spec, SilentChannel, LineProgress(), on_death, load_timeout_s)
+
+
+def make_spec(replica: Replica) -> EngineSpec:
     return EngineSpec(
-        engine_id=engine_id,
+        engine_id=replica.engine_id,
         engine=EngineConfig(kind=EngineKind.SIM),
         report_endpoint="",
         state_endpoint="",

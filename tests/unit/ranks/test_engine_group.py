@@ -12,14 +12,13 @@ from engine.wire.ids import EngineId
 from engine.wire.messages import GroupState
 from engine.wire.replicas import Suspect
 from engine.wire.states import EnginePhase
-from orchestrator.processes.child_process import ProcessExit
+from orchestrator.processes.exits import ProcessExit
 from orchestrator.processes.restarts import MAX_PAUSE_S, RestartRule
 from orchestrator.ranks.engine_group import EngineGroup
 from orchestrator.ranks.events import EventKind
-from orchestrator.ranks.progress import LineProgress
 from orchestrator.ranks.replica_table import Replica
 from tests.contract.deployment import eventually
-from tests.unit.ranks.puppet_host import PuppetHost, make_spec
+from tests.unit.ranks.puppet_host import PuppetHost, make_group
 from tests.unit.ranks.reports import report
 
 RULE = RestartRule(max_in_row=2, first_pause_s=0.0)
@@ -37,8 +36,8 @@ async def started(
     rule: RestartRule = RULE,
     load_timeout_s: float | None = None,
 ) -> EngineGroup:
-    group = EngineGroup(num_ranks, rule, host, LineProgress(), on_death, load_timeout_s=load_timeout_s)
-    await group.start(make_spec)
+    group = make_group(host, num_ranks, rule, on_death, load_timeout_s)
+    await group.start()
     group.start_replacing()
     return group
 
@@ -96,9 +95,9 @@ async def test_a_refill_that_loads_is_not_timed_any_more() -> None:
     group = await started(host, lambda _: None, load_timeout_s=3600.0)
     host.end(EngineId(0, 1))
     await eventually(partial(host.handles.get, EngineId(0, 2)))
-    (filling,) = [task for task in asyncio.all_tasks() if task.get_name() == "replace the engine of rank 0"]
-    group._on_report(report(EngineId(0, 2), 1, EnginePhase.LOADING))
-    group._on_report(report(EngineId(0, 2), 2))
+    (filling,) = [task for task in asyncio.all_tasks() if task.get_name() == "start the engine of rank 0"]
+    group.on_report(report(EngineId(0, 2), 1, EnginePhase.LOADING))
+    group.on_report(report(EngineId(0, 2), 2))
     await asyncio.wait_for(filling, 5.0)
     assert host.killed == []
     await group.stop(asyncio.get_running_loop().create_future())
@@ -147,14 +146,14 @@ async def test_a_stop_ends_a_pause_before_a_restart_and_starts_nothing_more() ->
 async def test_a_new_rank_that_ends_stays_empty_and_a_rank_that_stays_is_filled_again() -> None:
     host, deaths = PuppetHost(), list[Replica]()
     group = await started(host, deaths.append)
-    group.add_replica(1)
+    group.actions.add(1)
     await eventually(partial(host.handles.get, EngineId(1, 1)))
-    group.cordon(0)
+    group.actions.cordon(0)
     for rank in (0, 1):
         host.end(EngineId(rank, 1))
     await eventually(lambda: all(replica.exit is not None for replica in group.replicas))
-    group.remove_replica(1)
-    group.keep_replica(0)
+    group.actions.remove(1)
+    group.actions.keep(0)
     await eventually(partial(host.handles.get, EngineId(0, 2)))
     assert deaths == []
     assert [replica.engine_id for replica in group.replicas] == [EngineId(0, 2)]
@@ -166,8 +165,8 @@ async def test_a_new_rank_that_ends_stays_empty_and_a_rank_that_stays_is_filled_
 async def test_an_engine_is_killed_also_while_it_is_being_started_and_a_cordon_ends_a_pause_before_a_restart() -> None:
     host = PuppetHost()
     group = await started(host, lambda _: None, num_ranks=2, rule=RestartRule(max_in_row=3, first_pause_s=3600.0))
-    group.add_replica(2)
-    group.kill(2)
+    group.actions.add(2)
+    group.actions.kill(2)
     replica = group.replicas.at(2)
     assert replica is not None
     assert replica.end_reason == "given up while it was started"
@@ -175,7 +174,7 @@ async def test_an_engine_is_killed_also_while_it_is_being_started_and_a_cordon_e
         await eventually(partial(host.handles.get, EngineId(1, incarnation)))
         host.end(EngineId(1, incarnation))
     await eventually(lambda: group.replicas.at(1).replacement_in_s == MAX_PAUSE_S)  # type: ignore[union-attr]
-    group.cordon(1)
+    group.actions.cordon(1)
     assert group.replicas.at(1).replacement_in_s is None  # type: ignore[union-attr]
     assert (host.num_starts, host.killed) == (3, [])
     await group.stop(asyncio.get_running_loop().create_future())

@@ -6,7 +6,7 @@ from engine.wire.ids import EngineId
 from engine.wire.load import Load
 from engine.wire.replicas import Suspect
 from engine.wire.states import EnginePhase, ReplicaState
-from orchestrator.processes.child_process import ProcessExit
+from orchestrator.processes.exits import ProcessExit
 from orchestrator.processes.restarts import RestartRule
 from orchestrator.ranks.replica_table import ReplicaTable
 from tests.unit.ranks.reports import report

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.wire.states import ReplicaState
-from orchestrator.scaling.errors import RefusalKind, ScaleRefusedError
 from orchestrator.scaling.observed_state import ActionKind, GroupStage, PlacementState
-from orchestrator.scaling.plan import ScaleRequest
+from orchestrator.scaling.plan import RefusalKind, ScaleRefusedError, ScaleRequest
 from orchestrator.scaling.steps import Phase
 from tests.unit.scaling.world import Run
 

@@ -2,11 +2,10 @@
 
 import pytest
 
-from orchestrator.scaling.errors import RefusalKind, ScaleRefusedError
 from orchestrator.scaling.observed_state import ObservedState
 from orchestrator.scaling.operation import ScaleOperation
 from orchestrator.scaling.operations import NUM_REMEMBERED, ScaleOperations
-from orchestrator.scaling.plan import ScaleLimits, ScaleRequest
+from orchestrator.scaling.plan import RefusalKind, ScaleLimits, ScaleRefusedError, ScaleRequest
 from orchestrator.scaling.steps import ScaleDeadlines
 
 RANKS = {0: True, 1: True}
@@ -14,11 +13,11 @@ GROW = ScaleRequest(size=3)
 
 
 def register() -> ScaleOperations:
-    return ScaleOperations(ScaleLimits(), ScaleDeadlines(), clock=lambda: 0.0)
+    return ScaleOperations(ScaleLimits(), ScaleDeadlines())
 
 
 def begin(operations: ScaleOperations, request: ScaleRequest, key: str | None = None) -> ScaleOperation:
-    return operations.begin(request, key, operations.plan(request, RANKS))
+    return operations.begin(request, key, operations.plan(request, RANKS), 0.0, 0.0)
 
 
 def test_a_competitor_is_told_which_operation_runs() -> None:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.scaling.errors import RefusalKind, ScaleRefusedError
-from orchestrator.scaling.plan import ScaleLimits, ScaleRequest, plan_scale
+from orchestrator.scaling.plan import RefusalKind, ScaleLimits, ScaleRefusedError, ScaleRequest, plan_scale
 
 LIMITS = ScaleLimits(1, 8)
 

@@ -10,19 +10,16 @@ from msgspec.structs import replace
 from engine.wire.ids import EngineId
 from engine.wire.load import Load
 from engine.wire.states import EnginePhase
-from orchestrator.processes.child_process import ProcessExit
+from orchestrator.processes.exits import ProcessExit
 from orchestrator.processes.restarts import RestartRule
-from orchestrator.ranks.engine_group import EngineGroup
-from orchestrator.ranks.progress import LineProgress
 from orchestrator.ranks.replica_table import Replica
-from orchestrator.scaling.errors import RefusalKind, ScaleRefusedError
 from orchestrator.scaling.operation import ScaleOperation
 from orchestrator.scaling.operations import ScaleOperations
-from orchestrator.scaling.plan import ScaleLimits, ScaleRequest
+from orchestrator.scaling.plan import RefusalKind, ScaleLimits, ScaleRefusedError, ScaleRequest
 from orchestrator.scaling.scaler import Scaler
 from orchestrator.scaling.steps import Phase, ScaleDeadlines
 from tests.contract.deployment import eventually
-from tests.unit.ranks.puppet_host import PuppetHost, make_spec
+from tests.unit.ranks.puppet_host import PuppetHost, make_group
 from tests.unit.ranks.reports import report
 
 SHORT = ScaleDeadlines(load_s=0.2, handshake_s=0.2, migrate_s=0.2, stop_s=0.1)
@@ -34,7 +31,7 @@ class Stage:
     def __init__(self, num_ranks: int) -> None:
         self.host = PuppetHost()
         self.host.may_reserve.set()
-        self.group = EngineGroup(num_ranks, RestartRule(max_in_row=3), self.host, LineProgress(), lambda _: None)
+        self.group = make_group(self.host, num_ranks, RestartRule(max_in_row=3))
         self.left: list[int] = []
         self.unreachable: set[int] = set()
         operations = ScaleOperations(ScaleLimits(), SHORT)
@@ -88,7 +85,7 @@ class Stage:
 @asynccontextmanager
 async def stage(num_ranks: int = 2) -> AsyncIterator[Stage]:
     built = Stage(num_ranks)
-    await built.group.start(make_spec)
+    await built.group.start()
     built.group.start_replacing()
     engines = asyncio.create_task(built.obey())
     await eventually(lambda: built.group.replicas.all_ready)

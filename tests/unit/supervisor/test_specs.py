@@ -6,19 +6,20 @@ import msgspec
 import pytest
 from pydantic import ByteSize
 
-from engine.config.engine_config import EngineKind
+from client.migration import MigrationConfig
+from engine.config.engine_config import EngineConfig, EngineKind
 from engine.model.names import ResolvedModel
 from engine.wire.curve import draw_keys
 from engine.wire.errors import AddressError, StartupError
 from engine.wire.ids import ClientId, EngineId
-from lb.coordinator.config import CoordinatorEndpoints
+from lb.coordinator.config import CoordinatorEndpoints, CoordinatorSpec
 from metrics.shared_status import StatsMemory
 from orchestrator.api.config import ApiSpec
 from orchestrator.config.engine_config import engine_config
 from orchestrator.config.serve_config import SECRET_OPTIONS, ServeConfig
 from orchestrator.supervisor.endpoints import choose_endpoints, choose_security
-from orchestrator.supervisor.listen import Listener
-from orchestrator.supervisor.specs import Wiring, api_spec, engine_spec, served_model_name
+from orchestrator.supervisor.preflight import Listener
+from orchestrator.supervisor.specs import Wiring, api_spec, coordinator_spec, engine_spec, served_model_name
 
 STATS = StatsMemory(status=7, counts=[8, 9, 10])
 MODEL = ResolvedModel(path="/models/m", gguf_file="m.gguf", display_name="m", is_local=True)
@@ -90,6 +91,22 @@ def test_the_knobs_of_survival_reach_the_client() -> None:
     migrations = spec.client.migrations
     assert (migrations.tokens_in_flight, migrations.timeout_s, migrations.resume_memory_bytes) == (9, 3.0, 77)
     assert msgspec.json.decode(msgspec.json.encode(spec), type=ApiSpec) == spec
+
+
+def test_the_defaults_of_the_options_are_those_of_the_processes_they_reach() -> None:
+    """Client and coordinator know no options: what both sides call a default is one value."""
+    config = ServeConfig(engine="sim")
+    listener = Listener("127.0.0.1", 0)
+    spec = api_spec(config, engine_config(config, None, "cpu"), WIRING, listener, None, None, ClientId(0, 1), STATS)
+    listener.close()
+    assert spec.client.migrations == MigrationConfig()
+    coordinator = coordinator_spec(config, WIRING.chosen, None)
+    assert coordinator == CoordinatorSpec(
+        generation=1, report_endpoint=WIRING.chosen.report, state_endpoint=WIRING.chosen.state, log_level="info"
+    )
+    engine, default = engine_config(config, None, "cpu"), EngineConfig(kind=EngineKind.SIM)
+    assert (engine.scheduler, engine.parallel) == (default.scheduler, default.parallel)
+    assert msgspec.structs.asdict(engine.sim) == pytest.approx(msgspec.structs.asdict(default.sim))  # from ms and us
 
 
 def test_every_spec_survives_its_way_to_the_process() -> None:

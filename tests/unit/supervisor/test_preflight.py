@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from engine.wire.errors import StartupError
-from orchestrator.supervisor.listen import Listener
+from orchestrator.supervisor.preflight import Listener
 
 
 def test_port_0_takes_a_free_one_that_clients_can_reach_at_once() -> None:

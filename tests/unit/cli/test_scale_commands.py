@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.options import make_parser
-from orchestrator.cli.scale_command import _read_events, _scale_body, describe, describe_event
+from orchestrator.cli.http_client import DeploymentClient
+from orchestrator.cli.main import COMMANDS
+from orchestrator.cli.parser import make_parser
+from orchestrator.cli.scale_commands import _read_events, _scale_body, describe, describe_event
 
 OPERATION = {
     "id": "scale-3",
@@ -18,10 +20,13 @@ OPERATION = {
 }
 
 
-class Asked:
+class FiveRanks(DeploymentClient):
     """A deployment of five ranks."""
 
-    def ask(self, method: str, path: str, _timeout_s: float) -> Any:
+    def __init__(self) -> None:
+        super().__init__("http://x", None, None, {})
+
+    def call(self, method: str, path: str, timeout_s: float, body: Any = None) -> Any:
         assert (method, path) == ("GET", "/v1/cluster/capacity")
         return {"ranks": 5}
 
@@ -36,14 +41,14 @@ class Asked:
         (["--remove", "1"], None, [1]),
     ],
 )
-def test_what_is_asked_for_is_absolute(arguments: list[str], size: int | None, remove: list[int]) -> None:
-    body = _scale_body(make_parser().parse_args(["scale", *arguments]), Asked())
+def test_what_is_requested_is_absolute(arguments: list[str], size: int | None, remove: list[int]) -> None:
+    body = _scale_body(make_parser(COMMANDS).parse_args(["scale", *arguments]), FiveRanks())
     assert (body.get("size"), body["remove"], body["drain_timeout"]) == (size, remove, 120.0)
 
 
 def test_what_is_no_number_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        make_parser().parse_args(["scale", "many"])
+        make_parser(COMMANDS).parse_args(["scale", "many"])
     assert caught.value.code == 2
     assert "must be a number of ranks, +K or -K, not 'many'" in capsys.readouterr().err
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from orchestrator.launch.reaper import MARK_VARIABLE, reap
+from orchestrator.launch.engine_actor import MARK_VARIABLE, reap
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from orchestrator.supervisor.stop_signals import SAME_SIGNAL_S, StopSignals
+from orchestrator.supervisor.serve import SAME_SIGNAL_S, StopSignals
 
 
 class _Clock:

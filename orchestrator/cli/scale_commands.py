@@ -1,4 +1,4 @@
-"""``shoal scale`` and ``shoal events``: change the number of ranks of a running deployment, and watch what happens."""
+"""The commands ``shoal scale`` and ``shoal events``: change the number of ranks of a deployment, and follow it."""
 
 import argparse
 import json
@@ -13,7 +13,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from engine.wire.errors import ShoalError
 from engine.wire.ids import name_ranks
-from orchestrator.cli.admin_commands import add_address
+from orchestrator.cli.http_client import DeploymentClient, add_address
+from orchestrator.cli.parser import Command
+from orchestrator.config.defaults import DRAIN_TIMEOUT_S
 
 _TIMEOUT_S = 20.0
 _POLL_S = 0.1
@@ -22,57 +24,48 @@ _FILE_WIDTH = 140
 
 
 class OperationFailedError(ShoalError):
-    """The operation that was waited for did not come to the wanted end."""
+    """The operation that was waited for failed or was cancelled."""
 
 
-def add_scale_commands(commands: Any) -> None:
-    """Add both to the parser's commands."""
-    scale = commands.add_parser(
-        "scale",
-        usage="shoal scale [N|+K|-K] [OPTIONS]",
-        help="change the number of ranks while the deployment serves",
-        description="Change the number of ranks of a running deployment. Without --url, of the one on this machine.",
+def _add_scale_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "size", nargs="?", type=_size, metavar="N", help="ranks there shall be; +K or -K: more or fewer"
     )
-    scale.add_argument("size", nargs="?", type=_size, metavar="N", help="ranks there shall be; +K or -K: more or fewer")
     what = "a rank that shall go; repeatable; with N ranks beyond that are replaced"
-    scale.add_argument("--remove", type=int, action="append", default=[], metavar="RANK", help=what)
-    what = "seconds that requests of leaving ranks may finish there before they move (default: 120)"
-    scale.add_argument("--drain-timeout", type=float, default=120.0, metavar="S", help=what)
-    scale.add_argument(
+    parser.add_argument("--remove", type=int, action="append", default=[], metavar="RANK", help=what)
+    what = f"seconds that requests of leaving ranks may finish there before they move (default: {DRAIN_TIMEOUT_S:g})"
+    parser.add_argument("--drain-timeout", type=float, default=DRAIN_TIMEOUT_S, metavar="S", help=what)
+    parser.add_argument(
         "--wait", action="store_true", help="show the progress, return when it is over: status 0 if done"
     )
-    scale.add_argument("--cancel", metavar="ID", help="undo an operation that is not beyond its point of no return")
-    scale.add_argument("--key", dest="idempotency_key", metavar="KEY", help="the same key never begins twice")
-    add_address(scale)
-    events = commands.add_parser(
-        "events",
-        help="print what happens to the ranks, line by line, until stopped",
-        description="Follow a running deployment: ranks that come, go, die and come back, and scale operations.",
-    )
-    events.add_argument(
+    parser.add_argument("--cancel", metavar="ID", help="undo an operation that is not beyond its point of no return")
+    parser.add_argument("--key", dest="idempotency_key", metavar="KEY", help="the same key never begins twice")
+    add_address(parser)
+
+
+def _add_events_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--after", type=int, metavar="NUMBER", help="begin behind this event; 0: all that are remembered"
     )
-    events.add_argument("--json", action="store_true", help="one JSON object per line")
-    add_address(events)
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    add_address(parser)
 
 
 def run_scale(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """Begin, cancel or wait for an operation; return 0 unless it was waited for and did not come to its end.
+    """Begin or cancel an operation, and wait for its end if that was asked for; return 0.
 
     Raises:
-        ShoalError: no deployment, no answer, or an answer that says no.
+        ShoalError: no deployment, no answer, an error answer, or an end that is not the one that was asked for.
     """
-    from orchestrator.cli.http_client import Asker  # its HTTP client takes longer to import than --help runs
-
-    asker = Asker(options.url, options.run_dir, options.key, environment)
+    client = DeploymentClient(options.url, options.run_dir, options.key, environment)
     if options.cancel is not None:
-        operation = asker.ask("POST", f"/v1/cluster/operations/{options.cancel}/cancel", _TIMEOUT_S)
+        operation = client.call("POST", f"/v1/cluster/operations/{options.cancel}/cancel", _TIMEOUT_S)
     else:
-        operation = asker.ask("POST", "/v1/cluster/scale", _TIMEOUT_S, _scale_body(options, asker))
+        operation = client.call("POST", "/v1/cluster/scale", _TIMEOUT_S, _scale_body(options, client))
     if not options.wait:
         sys.stdout.write(f"{describe(operation)}\n")
         return 0
-    return _wait(asker, operation)
+    return _wait(client, operation)
 
 
 def run_events(options: argparse.Namespace, environment: Mapping[str, str]) -> NoReturn:
@@ -81,12 +74,11 @@ def run_events(options: argparse.Namespace, environment: Mapping[str, str]) -> N
     Raises:
         ShoalError: no deployment, no answer, or its end.
     """
-    from orchestrator.cli.http_client import Asker
-
-    asker = Asker(options.url, options.run_dir, options.key, environment)
+    client = DeploymentClient(options.url, options.run_dir, options.key, environment)
     query = "" if options.after is None else f"?after={options.after}"
-    for event in _read_events(asker.lines(f"/v1/cluster/events{query}")):
+    for event in _read_events(client.stream_lines(f"/v1/cluster/events{query}")):
         sys.stdout.write(f"{json.dumps(event) if options.json else describe_event(event)}\n")
+        # One by one: whoever reads through a pipe follows what happens.
         sys.stdout.flush()
     raise ShoalError("the deployment tells no more events: it has ended, or its API process has")
 
@@ -95,8 +87,8 @@ def describe(operation: Mapping[str, Any]) -> str:
     """Return an operation in one line."""
     target = f"{operation['size_before']} -> {operation['target']['size']} ranks"
     ranks = [f"{word} {', '.join(map(str, operation[word]))}" for word in ("joining", "leaving") if operation[word]]
-    said = f": {operation['error']}" if operation["error"] else ""
-    return f"{operation['id']}: {target} ({'; '.join(ranks) or 'nothing to do'}): {operation['phase']}{said}"
+    reason = f": {operation['error']}" if operation["error"] else ""
+    return f"{operation['id']}: {target} ({'; '.join(ranks) or 'nothing to do'}): {operation['phase']}{reason}"
 
 
 def describe_event(event: Mapping[str, Any]) -> str:
@@ -105,8 +97,8 @@ def describe_event(event: Mapping[str, Any]) -> str:
     facts = event["facts"]
     if event["kind"] == "scale":
         return f"{at} {event['number']:>5} scale {describe(facts['operation'])}"
-    said = "".join(f", {name} {value}" for name, value in facts.items() if name not in ("rank", "engine_id"))
-    return f"{at} {event['number']:>5} {event['kind']} rank {facts['rank']} (engine {facts['engine_id']}){said}"
+    rest = "".join(f", {name} {value}" for name, value in facts.items() if name not in ("rank", "engine_id"))
+    return f"{at} {event['number']:>5} {event['kind']} rank {facts['rank']} (engine {facts['engine_id']}){rest}"
 
 
 def _size(text: str) -> str:
@@ -115,18 +107,19 @@ def _size(text: str) -> str:
     return text
 
 
-def _scale_body(options: argparse.Namespace, asker: Any) -> dict[str, Any]:
+def _scale_body(options: argparse.Namespace, client: DeploymentClient) -> dict[str, Any]:
     body: dict[str, Any] = {"remove": options.remove, "drain_timeout": options.drain_timeout}
     if options.idempotency_key is not None:
         body["idempotency_key"] = options.idempotency_key
     if options.size is None:
         return body
+    # The API takes absolute sizes alone: a relative one that is repeated would be applied twice.
     is_relative = options.size[0] in "+-"
-    before = asker.ask("GET", "/v1/cluster/capacity", _TIMEOUT_S)["ranks"] if is_relative else 0
+    before = client.call("GET", "/v1/cluster/capacity", _TIMEOUT_S)["ranks"] if is_relative else 0
     return body | {"size": before + int(options.size)}
 
 
-def _wait(asker: Any, operation: dict[str, Any]) -> int:
+def _wait(client: DeploymentClient, operation: dict[str, Any]) -> int:
     console = Console(stderr=True, width=None if sys.stderr.isatty() else _FILE_WIDTH)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[doing]}"))
     with Progress(*columns, console=console, transient=True) as progress:
@@ -134,7 +127,7 @@ def _wait(asker: Any, operation: dict[str, Any]) -> int:
         while operation["status"] == "running":
             _show(progress, bar, operation)
             time.sleep(_POLL_S)
-            operation = asker.ask("GET", f"/v1/cluster/operations/{operation['id']}", _TIMEOUT_S)
+            operation = client.call("GET", f"/v1/cluster/operations/{operation['id']}", _TIMEOUT_S)
     if operation["status"] != "done":
         raise OperationFailedError(describe(operation))
     sys.stdout.write(f"{describe(operation)} after {operation['elapsed_s']:.1f} s\n")
@@ -148,10 +141,27 @@ def _show(progress: Progress, bar: TaskID, operation: Mapping[str, Any]) -> None
 
 
 def _read_events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """Yield the events of a stream of server-sent ones; its end is the last line that is none."""
+    """Yield the events of a stream of server-sent ones, until the one that ends it."""
     kind = ""
     for line in lines:
         if line.startswith("event: "):
             kind = line.removeprefix("event: ")
         elif line.startswith("data: ") and kind != "end":
             yield json.loads(line.removeprefix("data: "))
+
+
+COMMANDS: Mapping[str, Command] = {
+    "scale": Command(
+        usage="shoal scale [N|+K|-K] [OPTIONS]",
+        help="change the number of ranks while the deployment serves",
+        description="Change the number of ranks of a running deployment. Without --url, of the one on this machine.",
+        add_arguments=_add_scale_arguments,
+        run=run_scale,
+    ),
+    "events": Command(
+        help="print what happens to the ranks, line by line, until stopped",
+        description="Follow a running deployment: ranks that come, go, die and come back, and scale operations.",
+        add_arguments=_add_events_arguments,
+        run=run_events,
+    ),
+}
