@@ -26,7 +26,7 @@ from engine.wire.process import child_environment
 from engine.wire.sockets import ipc_endpoint
 from lb.coordinator.config import CoordinatorSpec
 from metrics.memory import StatsMemory
-from orchestrator.api.config import ApiSpec
+from orchestrator.api.server.config import ApiSpec
 
 MODEL_NAME = "sim"
 

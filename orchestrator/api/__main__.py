@@ -9,8 +9,8 @@ import uvloop
 
 from engine.wire.errors import ShoalError
 from engine.wire.process import configure_logging, die_with_parent, leave_process_group, read_spec
-from orchestrator.api.config import ApiSpec
-from orchestrator.api.server import ApiServer
+from orchestrator.api.server.config import ApiSpec
+from orchestrator.api.server.server import ApiServer
 from orchestrator.llm.tokenizer import load_tokenizer
 from orchestrator.processes.module_guard import check_packages
 

@@ -14,7 +14,7 @@ from engine.wire.curve import WireSecurity
 from engine.wire.ids import ClientId, EngineId
 from lb.coordinator.config import CoordinatorEndpoints
 from metrics.memory import StatsMemory
-from orchestrator.api.config import ApiSpec
+from orchestrator.api.server.config import ApiSpec
 from orchestrator.config.serve_config import SECRET_OPTIONS, ServeConfig
 from orchestrator.supervisor.endpoints import Endpoints
 from orchestrator.supervisor.listen import Listener
