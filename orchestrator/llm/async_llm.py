@@ -15,16 +15,13 @@ from engine.wire.tensors import Tensor
 from lb.views.engine_view import EngineView
 from metrics.stats import ServingStats
 from orchestrator.llm.chat_template import Message
-from orchestrator.llm.choice_logprobs import ChoiceLogprobs
-from orchestrator.llm.detokenizer import Detokenizer
+from orchestrator.llm.detokenizer import Detokenizer, StopChecker
 from orchestrator.llm.embeds import EmbedsBudget
-from orchestrator.llm.limits import ModelLimits
+from orchestrator.llm.limits import ModelLimits, RuleEncoder, check_embeds_params, check_features
+from orchestrator.llm.logprobs import ChoiceLogprobs, TokenTexts
 from orchestrator.llm.outputs import OutputProcessor, SequenceName
 from orchestrator.llm.params import EncodedRules, GenerationParams
-from orchestrator.llm.rules import RuleEncoder, check_embeds_params, check_features
-from orchestrator.llm.stop import StopChecker
 from orchestrator.llm.stream import Choice, RequestStream
-from orchestrator.llm.token_texts import TokenTexts
 from orchestrator.llm.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)

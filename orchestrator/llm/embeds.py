@@ -1,6 +1,8 @@
-"""Prompts given as embeddings: from arrays to what travels, and how much of it may be held at once."""
+"""Embeddings on both ways: prompts given as embeddings, how much of them may be held at once, vectors of prompts."""
 
+import math
 import weakref
+from array import array
 from typing import Any
 
 from engine.wire.errors import InvalidRequestError, OverloadedError
@@ -72,3 +74,13 @@ def from_matrix(matrix: Any, *, keeps_float64: bool = False) -> Tensor:
         raise InvalidRequestError(f"{FIELD} hold a value that is no number", FIELD)
     matrix = np.ascontiguousarray(matrix, dtype=f"<{kind}")
     return Tensor(_FLOATS[kind], matrix.shape, matrix.view(np.uint8))
+
+
+def shorten(vector: Tensor, dimensions: int | None) -> "array[float]":
+    """Return the first ``dimensions`` numbers of a float32 vector, of length 1 again; all as they are for None."""
+    values = array("f", vector.data.tobytes())
+    if dimensions is None or dimensions >= len(values):
+        return values
+    values = values[:dimensions]
+    length = math.hypot(*values) or 1.0
+    return array("f", [value / length for value in values])

@@ -25,17 +25,49 @@ from engine.wire.tensors import Tensor
 from lb.views.engine_view import EngineView
 from metrics.stats import ServingStats
 from orchestrator.config.engine_config import engine_config
+from orchestrator.config.serve_config import ServeConfig
+from orchestrator.config.sources import ConfigError, Setting, nearest, validate
 from orchestrator.llm.async_llm import AsyncLLM
-from orchestrator.llm.batch import Encode, Job, embed_one, generate_one, run_batch
+from orchestrator.llm.batch import Encode, Job, embed_one, generate_one, loading_status, prompts_bar, run_batch
 from orchestrator.llm.chat_template import Message
-from orchestrator.llm.choice_logprobs import TokenLogprob
 from orchestrator.llm.embeds import from_array
-from orchestrator.llm.offline_config import offline_config
-from orchestrator.llm.offline_progress import loading_status, prompts_bar
+from orchestrator.llm.logprobs import TokenLogprob
 from orchestrator.llm.params import GenerationParams
 from orchestrator.llm.request_output import CompletionOutput, EmbeddingOutput, RequestMetrics, RequestOutput
 from orchestrator.llm.tokenizer import TextTokenizer, load_tokenizer
 from orchestrator.processes.tokenizer_export import find_tokenizer
+
+_GROUPS = frozenset({"model", "engine", "parallelism", "scheduler", "sim"})
+_SERVED_ONLY = frozenset({"served_model_name", "sim_report_delay_s"})
+
+
+def offline_options() -> frozenset[str]:
+    """Return the names that offline use takes."""
+    return (
+        frozenset(
+            name
+            for name, field in ServeConfig.model_fields.items()
+            if isinstance(field.json_schema_extra, dict) and field.json_schema_extra["group"] in _GROUPS
+        )
+        - _SERVED_ONLY
+    )
+
+
+def offline_config(options: Mapping[str, Any]) -> ServeConfig:
+    """Return the configuration; what has no meaning here keeps its default.
+
+    Raises:
+        ConfigError: a option that does not exist or needs a server, or a value it cannot take; names it.
+    """
+    known = offline_options()
+    for name in options:
+        if name in ServeConfig.model_fields and name not in known:
+            raise ConfigError(f"{name} is an option of `shoal serve`; there is no server here")
+        if name not in known:
+            raise ConfigError(f"unknown option {name}{nearest(name, known)}")
+    settings = {name: Setting(value, name) for name, value in options.items()}
+    return validate({**settings, "executor": Setting("local", "executor")})
+
 
 __all__ = [
     "LLM",

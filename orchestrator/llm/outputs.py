@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from engine.wire.errors import EngineError, InvalidRequestError, ShoalError
 from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, ErrorKind, FinishReason
 from metrics.stats import ServingStats
-from orchestrator.llm.stop import StopChecker
+from orchestrator.llm.detokenizer import StopChecker
 from orchestrator.llm.stream import Choice, RequestStream
 
 logger = logging.getLogger(__name__)

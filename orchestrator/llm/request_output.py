@@ -4,9 +4,9 @@ import time
 from dataclasses import dataclass
 
 from engine.wire.errors import OverloadedError, ShoalError
-from orchestrator.llm.choice_logprobs import TokenLogprob
+from orchestrator.llm.embeds import shorten
+from orchestrator.llm.logprobs import TokenLogprob
 from orchestrator.llm.stream import Choice, RequestStream
-from orchestrator.llm.vectors import shorten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

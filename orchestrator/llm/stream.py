@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 from engine.wire.errors import ShoalError
 from engine.wire.tensors import Tensor
-from orchestrator.llm.choice_logprobs import ChoiceLogprobs
-from orchestrator.llm.detokenizer import Detokenizer
-from orchestrator.llm.stop import StopChecker
+from orchestrator.llm.detokenizer import Detokenizer, StopChecker
+from orchestrator.llm.logprobs import ChoiceLogprobs
 
 
 @dataclass(slots=True, eq=False)

@@ -16,10 +16,9 @@ from orchestrator.api.asgi import JSON_TYPE, StartMessage, error_answer, start_m
 from orchestrator.api.errors import to_api_error
 from orchestrator.api.serving.protocol import EmbeddingRequest
 from orchestrator.api.serving.sse import DONE, ChunkFormat, error_event
-from orchestrator.llm.choice_logprobs import TokenLogprob
+from orchestrator.llm.embeds import shorten
+from orchestrator.llm.logprobs import TokenLogprob, TokenText
 from orchestrator.llm.stream import Choice, RequestStream
-from orchestrator.llm.token_texts import TokenText
-from orchestrator.llm.vectors import shorten
 
 _LOWEST = -9999.0
 """Stands for minus infinity, which JSON has no number for; OpenAI's clients know it."""

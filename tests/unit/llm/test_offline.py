@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from engine.wire.errors import EngineDeadError, EngineError, InvalidRequestError, StartupError
-from orchestrator.llm.offline import LLM, GenerationParams, RequestOutput
-from orchestrator.llm.offline_config import offline_config, offline_options
+from orchestrator.llm.offline import LLM, GenerationParams, RequestOutput, offline_config, offline_options
 
 FAIL, CRASH = 254, 255
 

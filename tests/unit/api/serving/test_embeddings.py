@@ -15,9 +15,9 @@ from orchestrator.api.errors import to_api_error
 from orchestrator.api.serving.protocol import CompletionRequest, EmbeddingRequest
 from orchestrator.api.serving.response_builders import EmbeddingResponseBuilder
 from orchestrator.llm.detokenizer import Detokenizer
+from orchestrator.llm.embeds import shorten
 from orchestrator.llm.stream import Choice, RequestStream
 from orchestrator.llm.tokenizer import byte_tokenizer
-from orchestrator.llm.vectors import shorten
 
 TOKENIZER = byte_tokenizer()
 VECTOR = (0.6, 0.0, 0.8)

@@ -15,11 +15,10 @@ from orchestrator.api.serving.response_builders import (
     StreamResponseBuilder,
     completion_logprobs,
 )
-from orchestrator.llm.choice_logprobs import ChoiceLogprobs, TokenLogprob
 from orchestrator.llm.detokenizer import Detokenizer
+from orchestrator.llm.logprobs import ChoiceLogprobs, TokenLogprob, TokenText, TokenTexts
 from orchestrator.llm.outputs import OutputProcessor
 from orchestrator.llm.stream import Choice, RequestStream
-from orchestrator.llm.token_texts import TokenText, TokenTexts
 from orchestrator.llm.tokenizer import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

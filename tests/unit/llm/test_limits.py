@@ -6,8 +6,8 @@ import pytest
 
 from engine.wire.errors import InvalidRequestError
 from orchestrator.llm.grammar import Grammar
+from orchestrator.llm.limits import RuleEncoder, check_features
 from orchestrator.llm.params import EncodedRules, GenerationParams
-from orchestrator.llm.rules import RuleEncoder, check_features
 from orchestrator.llm.tokenizer import byte_tokenizer
 
 ALL = frozenset({"logprobs", "grammar"})

@@ -7,11 +7,9 @@ import pytest
 
 from engine.wire.logprobs import Logprobs
 from engine.wire.messages import EngineCoreOutput, FinishReason
-from orchestrator.llm.choice_logprobs import ChoiceLogprobs
-from orchestrator.llm.detokenizer import Detokenizer
-from orchestrator.llm.stop import StopChecker
+from orchestrator.llm.detokenizer import Detokenizer, StopChecker
+from orchestrator.llm.logprobs import ChoiceLogprobs, TokenTexts
 from orchestrator.llm.stream import Choice, RequestStream
-from orchestrator.llm.token_texts import TokenTexts
 from orchestrator.llm.tokenizer import byte_tokenizer
 from tests.unit.llm.house import House
 
