@@ -4,12 +4,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from engine.wire.errors import EngineDeadError, UtilityError
+from engine.wire.errors import EngineDeadError, UtilityError, UtilityErrorCode
 from engine.wire.ids import EngineId
 from engine.wire.messages import UtilityOutput
-
-NO_ANSWER = "no answer within"
-"""How the reason of a rank begins that did not answer in time."""
 
 
 class _Call(NamedTuple):
@@ -59,7 +56,9 @@ class UtilityCalls:
         if output.error is None:
             call.future.set_result(output.result)
         else:
-            call.future.set_exception(UtilityError(call.method, {engine_id.rank: output.error}, {}))
+            rank = engine_id.rank
+            failed = UtilityError(call.method, {rank: output.error}, {}, {rank: output.error_code})
+            call.future.set_exception(failed)
         return True
 
     def fail_engine(self, engine_id: EngineId, reason: str) -> None:
@@ -93,13 +92,22 @@ async def gather_ranks(
         late = {rank for rank, call in calls.items() if call.cancel()}
     results: dict[int, Any] = {}
     failures: dict[int, str] = {}
+    codes: dict[int, UtilityErrorCode] = {}
     for rank, call in calls.items():
         if rank in late:
-            failures[rank] = f"{NO_ANSWER} {timeout_s:g} s"
+            failures[rank], codes[rank] = f"no answer within {timeout_s:g} s", UtilityErrorCode.NO_ANSWER
         elif (error := call.exception()) is None:
             results[rank] = call.result()
         else:
-            failures[rank] = error.failures[rank] if isinstance(error, UtilityError) else str(error) or repr(error)
+            failures[rank], codes[rank] = _reason(error, rank)
     if failures:
-        raise UtilityError(method, failures, results)
+        raise UtilityError(method, failures, results, codes)
     return results
+
+
+def _reason(error: BaseException, rank: int) -> tuple[str, UtilityErrorCode]:
+    """Return why a rank's call failed, for people and for programs."""
+    if isinstance(error, UtilityError):
+        return error.failures[rank], error.codes[rank]
+    code = UtilityErrorCode.ENGINE_DEAD if isinstance(error, EngineDeadError) else UtilityErrorCode.FAILED
+    return str(error) or repr(error), code

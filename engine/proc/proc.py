@@ -191,7 +191,7 @@ class EngineCoreProc:
             return UtilityOutput(call.call_id, msgspec.to_builtins(core.call(call.method, call.args)))
         except Exception as error:
             log.warning("utility %s failed", call.method, exc_info=not isinstance(error, ValueError))
-            return UtilityOutput(call.call_id, error=f"{type(error).__name__}: {error}")
+            return UtilityOutput.of_error(call.call_id, error)
 
     def _shut_down(self, core: EngineCore) -> None:
         """Give every sequence back to its client, those in the core and those not yet seen: they go on elsewhere."""

@@ -9,10 +9,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from client.utility_calls import NO_ANSWER
 from engine.wire.codec import encode
 from engine.wire.control import ClusterSettings
-from engine.wire.errors import UnknownMethodError, UtilityError
+from engine.wire.errors import UtilityError, UtilityErrorCode
 from engine.wire.ids import EngineId, name_ranks
 from engine.wire.states import EngineState
 from lb.coordinator.expert_placement import num_moved
@@ -226,11 +225,10 @@ class Admin:
 
 
 def _to_answer(method: str, error: UtilityError) -> ApiError:
-    unknown = f"{UnknownMethodError.__name__}: "
-    reasons = list(error.failures.values())
-    if not error.results and all(reason.startswith(unknown) for reason in reasons):
-        return ApiError(400, reasons[0].removeprefix(unknown), param="method", code="unknown_method")
-    status = 504 if any(reason.startswith(NO_ANSWER) for reason in reasons) else 500
+    codes = set(error.codes.values())
+    if not error.results and codes == {UtilityErrorCode.UNKNOWN_METHOD}:
+        return ApiError(400, next(iter(error.failures.values())), param="method", code="unknown_method")
+    status = 504 if UtilityErrorCode.NO_ANSWER in codes else 500
     answer = {"results": by_rank(error.results), "failures": by_rank(error.failures)}
     message = f"{method} failed on {name_ranks(sorted(error.failures))}"
     return AdminError(status, message, answer, code="partial_failure")

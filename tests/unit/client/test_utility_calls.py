@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from client.utility_calls import UtilityCalls
-from engine.wire.errors import EngineDeadError, UtilityError
+from client.utility_calls import UtilityCalls, gather_ranks
+from engine.wire.errors import EngineDeadError, UtilityError, UtilityErrorCode
 from engine.wire.ids import EngineId
 from engine.wire.messages import EEP_NOTIFICATION_CALL_ID, UtilityOutput
 
@@ -59,3 +59,28 @@ async def test_a_death_ends_the_calls_of_that_engine_and_the_end_of_the_line_end
     calls.fail_all("closed")
     with pytest.raises(EngineDeadError, match="closed"):
         await living
+
+
+async def test_each_rank_that_failed_has_a_code_of_its_own() -> None:
+    calls = UtilityCalls()
+    futures: dict[int, asyncio.Future[object]] = {}
+    for rank in range(5):
+        call_id, futures[rank] = calls.open(EngineId(rank, 1), "ping")
+        if rank == 1:
+            calls.resolve(
+                EngineId(1, 1), UtilityOutput(call_id, error="none", error_code=UtilityErrorCode.UNKNOWN_METHOD)
+            )
+        elif rank == 2:
+            calls.resolve(EngineId(2, 1), UtilityOutput(call_id, error="ValueError: no answer within 1 s"))
+        elif rank == 4:
+            calls.resolve(EngineId(4, 1), UtilityOutput(call_id, "pong"))
+    calls.fail_engine(EngineId(3, 1), "killed")
+    with pytest.raises(UtilityError) as caught:
+        await gather_ranks("ping", futures, timeout_s=0.0)
+    assert caught.value.codes == {
+        0: UtilityErrorCode.NO_ANSWER,
+        1: UtilityErrorCode.UNKNOWN_METHOD,
+        2: UtilityErrorCode.FAILED,
+        3: UtilityErrorCode.ENGINE_DEAD,
+    }
+    assert caught.value.results == {4: "pong"}
