@@ -1,12 +1,12 @@
 """HTTP on the port of the deployment: uvicorn's parts, driven in order.
 
 uvicorn's own ``serve`` is not used: it takes the signals for itself, ignores SIGTERM while its lifespan start-up waits,
-and wakes ten times a second when idle.
+and wakes ten times a second when idle. What is used instead is checked at the start (``uvicorn_guard.py``).
 """
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import uvicorn
@@ -16,8 +16,20 @@ from metrics.shared_status import StatusRow
 from orchestrator.api.server.acceptor import Acceptor
 
 _DATE_INTERVAL_S = 1.0
-_KEEP_ALIVE_S = 60
-_CLOSE_S = 1  # for connections whose caller never finished its request
+
+CONFIG: Mapping[str, Any] = {
+    "http": "httptools",
+    "ws": "none",
+    "interface": "asgi3",
+    "lifespan": "off",
+    "log_config": None,
+    "access_log": False,
+    "proxy_headers": False,
+    "server_header": False,
+    "timeout_keep_alive": 60,
+    "timeout_graceful_shutdown": 1,  # for connections whose caller never finished its request
+}
+"""Arguments of ``uvicorn.Config`` that are always the same."""
 
 
 class HttpServer:
@@ -25,7 +37,7 @@ class HttpServer:
 
     def __init__(self, app: Any, log_level: str, listen_fd: int, row: StatusRow, siblings: Sequence[StatusRow]) -> None:
         """Build; nothing is taken yet. listen_fd: a socket that listens. row, siblings: see ``Acceptor``."""
-        config = _config(app, log_level)
+        config = uvicorn.Config(app, log_level=log_level.lower(), **CONFIG)
         config.load()
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
@@ -45,10 +57,10 @@ class HttpServer:
         self._acceptor.start()
 
     async def keep_date(self) -> None:
-        """Keep the date in the answers' headers right, until cancelled."""
+        """Keep the date in the responses' headers right, until cancelled."""
         while True:
             await asyncio.sleep(_DATE_INTERVAL_S)
-            await self._server.on_tick(0)
+            await self._server.on_tick(0)  # a multiple of 10 renews the date
 
     def shut(self) -> None:
         """Take no more connections; those that are open stay."""
@@ -63,7 +75,7 @@ class HttpServer:
 
 
 class _CountedProtocol(HttpToolsProtocol):
-    """One connection; says when it is lost."""
+    """One connection; reports when it is lost."""
 
     def __init__(self, on_lost: Callable[[], None], *uvicorn_arguments: Any) -> None:
         super().__init__(*uvicorn_arguments)
@@ -72,20 +84,3 @@ class _CountedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._on_lost()
-
-
-def _config(app: Any, log_level: str) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        interface="asgi3",
-        lifespan="off",
-        log_config=None,
-        log_level=log_level.lower(),
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_CLOSE_S,
-    )

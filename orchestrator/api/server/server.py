@@ -8,7 +8,7 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -88,27 +88,28 @@ class ApiServer:
         _say_listening(self._spec)
 
     async def _serve(self) -> int:
-        """Answer until told to stop; the engines are waited for while ``/health`` and ``/ready`` answer already."""
+        """Answer until told to stop; the engines are waited for while ``/health`` and ``/ready`` answer already.
+
+        Returns the exit status: 0 for a stop that was asked for, 1 when the engines are out of reach or a task failed.
+        """
         engines = asyncio.create_task(self._client.wait_ready(self._spec.start_timeout_s), name="api-wait-engines")
-        line = asyncio.create_task(self._llm.wait_closed(), name="api-line-closed")
+        closed = asyncio.create_task(self._llm.wait_closed(), name="api-engines-closed")
         stop = asyncio.create_task(self._stop.wait(), name="api-stop")
-        clock = asyncio.create_task(self._http.keep_date(), name="api-date")
+        date = asyncio.create_task(self._http.keep_date(), name="api-date")
         show = asyncio.create_task(self._status.show_start(), name="api-show-start")
+        pending = tasks = {engines, closed, stop, date, show}
         try:
-            await asyncio.wait({engines, line, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if engines.done():
-                engines.result()
-                logger.info("serving %s on %s", self._spec.served_model_name, self._spec.url)
-                await asyncio.wait({line, stop}, return_when=asyncio.FIRST_COMPLETED)
-            return 0 if stop.done() else 1
-        except StartupError as error:
-            logger.error("%s", error)  # noqa: TRY400 - an expected end: one clear line, no traceback
-            return 1
+            while True:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                # Failures first: whatever else has ended, a process with a part that is dead must not go on.
+                if [task for task in done if _has_failed(task)]:
+                    return 1
+                if stop in done or closed in done:
+                    return 0 if stop in done else 1
+                if engines in done:
+                    logger.info("serving %s on %s", self._spec.served_model_name, self._spec.url)
         finally:
-            tasks = (engines, line, stop, clock, show)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _cancel(tasks)
 
     async def _drain(self) -> None:
         """Take no more, let streams end, abort the rest so that each gets its last message."""
@@ -128,9 +129,7 @@ class ApiServer:
             asyncio.create_task(self._stop_now.wait(), name="api-stop-now"),
         }
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancel(tasks)
 
     async def _close(self) -> None:
         """Answer who waits, close connections, then the text facade, then the line: each may still use the next."""
@@ -201,6 +200,28 @@ class ApiServer:
         if self._stop.is_set():
             self._stop_now.set()
         self._stop.set()
+
+
+def _has_failed(task: "asyncio.Task[Any]") -> bool:
+    """Tell whether a task ended with an exception, and log it."""
+    error = task.exception()
+    if isinstance(error, StartupError):
+        logger.error("%s", error)  # an expected end: one clear line, no traceback
+    elif error is not None:
+        logger.error("the task %s failed, so this process ends", task.get_name(), exc_info=error)
+    return error is not None
+
+
+async def _cancel(tasks: "Collection[asyncio.Task[Any]]") -> None:
+    """End tasks; one that fails meanwhile is logged."""
+    running = [task for task in tasks if not task.done()]
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running)
+    for task in running:
+        if not task.cancelled():
+            _has_failed(task)
 
 
 def _say_listening(spec: ApiSpec) -> None:
