@@ -17,7 +17,7 @@ from metrics.stats import ServingStats
 from orchestrator.llm.chat_template import Message
 from orchestrator.llm.detokenizer import Detokenizer, StopChecker
 from orchestrator.llm.embeds import EmbedsBudget
-from orchestrator.llm.limits import ModelLimits, RuleEncoder, check_embeds_params, check_features
+from orchestrator.llm.limits import ModelLimits, RuleEncoder, check_embeds_params, check_features, check_scheduling
 from orchestrator.llm.logprobs import ChoiceLogprobs, TokenTexts
 from orchestrator.llm.outputs import OutputProcessor, SequenceName
 from orchestrator.llm.params import EncodedRules, GenerationParams
@@ -89,11 +89,6 @@ class AsyncLLM:
         await self._rules.aclose()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    @property
-    def num_open(self) -> int:
-        """Return how many choices are being generated."""
-        return self._processor.num_open
-
     def engine_views(self) -> list[EngineView]:
         """Return what the client knows of each engine."""
         return self._client.engine_views()
@@ -133,27 +128,32 @@ class AsyncLLM:
         *,
         dimensions: int | None = None,
         data_parallel_rank: int | None = None,
+        priority: int = 0,
     ) -> RequestStream:
         """Work out one vector per prompt; choice i ends with that of prompt i in ``pooled``, and has no text.
 
-        dimensions: numbers that are wanted of each; whoever reads the vectors shortens them (see ``vectors.py``).
+        dimensions: numbers that are wanted of each; whoever reads the vectors shortens them (``embeds.shorten``).
+        data_parallel_rank, priority: as in ``GenerationParams``.
 
         Raises:
             InvalidRequestError: a prompt is too long, the model gives no vectors, or none so long.
             OverloadedError, EngineDeadError: as ``generate``.
         """
         created_at = time.monotonic()
+        params = GenerationParams(data_parallel_rank=data_parallel_rank, priority=priority)
         self._learn_limits()
         self._limits.check_vectors(dimensions)
+        check_scheduling(params)
         requests = []
         for token_ids in await self._encode(prompts, "input"):
             assert isinstance(token_ids, list), "vectors are made of tokens"
             self._limits.check_tokens(token_ids, "input")
             self._limits.check_length(len(token_ids), "input")
-            request = self._add_request(self._client.request_ids.draw(), 0, token_ids, SamplingParams(max_tokens=0))
+            name = self._client.request_ids.draw(), 0
+            request = self._add_request(name, token_ids, SamplingParams(max_tokens=0), params)
             request.pooling = PoolingParams()
             requests.append(request)
-        return await self._open(requests, GenerationParams(data_parallel_rank=data_parallel_rank), created_at)
+        return await self._open(requests, params, created_at)
 
     async def abort(self, stream: RequestStream) -> None:
         """End what is open of a stream with reason ``abort`` and free its place in the engines; idempotent."""
@@ -197,6 +197,7 @@ class AsyncLLM:
         self._limits.check_tokens(params.allowed_token_ids, "allowed_token_ids")
         self._limits.check_tokens(list(params.logit_bias), "logit_bias")
         check_features(params, self._limits.features)
+        check_scheduling(params)
         rules = await self._rules.encode(params)
         requests = [request for prompt in prompts for request in self._requests_of(prompt, params, rules, field)]
         return await self._open(requests, params, created_at)
@@ -233,7 +234,8 @@ class AsyncLLM:
         request_id = self._client.request_ids.draw()
         if embeds is not None:
             self._embeds_budget.hold(embeds)
-        return [self._add_request(request_id, sample, token_ids, sampling, embeds) for sample in range(params.n)]
+        names = [(request_id, sample) for sample in range(params.n)]
+        return [self._add_request(name, token_ids, sampling, params, embeds) for name in names]
 
     def _placeholders(self, embeds: Tensor, params: GenerationParams) -> list[int]:
         """Return what stands where the tokens of a prompt of embeddings would."""
@@ -243,22 +245,24 @@ class AsyncLLM:
 
     def _add_request(
         self,
-        request_id: int,
-        sample_index: int,
+        name: SequenceName,
         token_ids: list[int],
         sampling: SamplingParams,
+        params: GenerationParams,
         embeds: Tensor | None = None,
     ) -> AddRequest:
         return AddRequest(
             client_id=self._client.client_id,
-            channel_seq=0,
-            request_id=request_id,
-            sample_index=sample_index,
+            channel_seq=0,  # stamped by the client when it sends
+            request_id=name[0],
+            sample_index=name[1],
             attempt=0,
             cost=1,
             prompt_token_ids=token_ids,
             output_token_ids=[],
             sampling=sampling,
+            priority=params.priority,
+            cache_salt=params.cache_salt,
             prompt_embeds=embeds,
         )
 

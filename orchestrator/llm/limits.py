@@ -18,6 +18,10 @@ MAX_EMBEDS_BYTES = 128 * 1024 * 1024
 may have."""
 
 
+MIN_PRIORITY, MAX_PRIORITY = -(1 << 63), (1 << 63) - 1
+"""Priorities travel as 64-bit numbers."""
+
+
 class ModelLimits:
     """Limits of the model, the same for the whole deployment: learned from the first engine that is ready.
 
@@ -134,6 +138,24 @@ def check_features(params: GenerationParams, features: frozenset[str]) -> None:
         raise InvalidRequestError(
             f"{other} cannot be combined with {field}: the grammar says where the output ends", other
         )
+
+
+def check_scheduling(params: GenerationParams) -> None:
+    """Refuse a priority or a salt that cannot travel; an engine must not be the first to notice.
+
+    Raises:
+        InvalidRequestError: names the field.
+    """
+    if not MIN_PRIORITY <= params.priority <= MAX_PRIORITY:
+        raise InvalidRequestError("priority does not fit 64 bits", "priority")
+    if params.cache_salt is None:
+        return
+    if not params.cache_salt:
+        raise InvalidRequestError("cache_salt is empty: leave it out, or give a text nobody guesses", "cache_salt")
+    try:
+        params.cache_salt.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError("cache_salt holds half a character (a lone surrogate)", "cache_salt") from error
 
 
 def check_embeds_params(params: GenerationParams) -> None:

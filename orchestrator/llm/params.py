@@ -33,6 +33,9 @@ class GenerationParams:
     logprobs, prompt_logprobs: best tokens told with each token of output or prompt; None tells nothing.
     echo: the prompt begins the text, and its tokens the log-probabilities.
     grammar: what the output must match.
+    priority: lower is served first; equal ones in the order they came, as in vLLM.
+    cache_salt: cached blocks of the prompt are shared only with requests of the same salt; None with those without one.
+        Not empty. Who does not know it cannot find out, by how fast an answer comes, what somebody else has asked.
     """
 
     n: int = 1
@@ -59,6 +62,8 @@ class GenerationParams:
     prompt_logprobs: int | None = None
     echo: bool = False
     grammar: Grammar | None = None
+    priority: int = 0
+    cache_salt: str | None = None
 
     @property
     def num_prompt_logprobs(self) -> int | None:

@@ -5,7 +5,7 @@ that has a finish reason gets nothing more; a stream that is finished stays as i
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.wire.errors import ShoalError
@@ -59,15 +59,6 @@ class Choice:
         text = parts[0] if len(parts) == 1 else "".join(parts)
         parts.clear()
         return text
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """News of one choice: text, and with the last of it why it ended."""
-
-    index: int
-    text: str
-    finish_reason: str | None
 
 
 class RequestStream:
@@ -160,21 +151,3 @@ class RequestStream:
         ended = asyncio.Event()
         self.attach(lambda: ended.set() if self.finished else None)
         await ended.wait()
-
-    async def deltas(self) -> AsyncIterator[Delta]:
-        """Yield news of all choices until the end.
-
-        Raises:
-            ShoalError: the stream ended with that error.
-        """
-        wakeup = asyncio.Event()
-        self.attach(wakeup.set)
-        while True:
-            await wakeup.wait()
-            wakeup.clear()
-            for choice in self.take():
-                yield Delta(choice.index, choice.take_text(), choice.finish_reason)
-            if self.error is not None:
-                raise self.error
-            if self.finished:
-                return

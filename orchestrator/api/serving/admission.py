@@ -144,9 +144,6 @@ class OpenRequests:
         self._by_request_id: dict[str, dict[RequestStream, None]] = {}
         self._by_response_id: dict[str, RequestStream] = {}
 
-    def __len__(self) -> int:
-        return len(self._by_response_id)
-
     def add(self, request_id: str, response_id: str, stream: RequestStream) -> None:
         """Take a request in; reply ids are drawn here and unique."""
         self._by_request_id.setdefault(request_id, {})[stream] = None

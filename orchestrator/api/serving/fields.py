@@ -16,6 +16,7 @@ from pydantic import (
 
 from engine.wire.sampling import MAX_LOGPROBS
 from orchestrator.llm.grammar import Grammar
+from orchestrator.llm.limits import MAX_PRIORITY, MIN_PRIORITY
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "audio": (None,),
@@ -111,6 +112,8 @@ LogitBias = Annotated[dict[int, Bias], Field(max_length=1024)]
 TokenIds = Annotated[list[int], Field(max_length=64)]
 AllowedTokenIds = Annotated[list[int], Field(min_length=1, max_length=4096)]
 BadWords = Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=64)]
+CacheSalt = Annotated[str, Field(min_length=1, max_length=256)]
+Priority = Annotated[int, Field(ge=MIN_PRIORITY, le=MAX_PRIORITY)]
 NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 

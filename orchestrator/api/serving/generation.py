@@ -125,7 +125,12 @@ class GenerationApp:
             )
         rank = _explicit_rank(headers, request.data_parallel_rank)
         if isinstance(request, EmbeddingRequest):
-            stream = await self._llm.embed(request.input, dimensions=request.dimensions, data_parallel_rank=rank)
+            stream = await self._llm.embed(
+                request.input,
+                dimensions=request.dimensions,
+                data_parallel_rank=rank,
+                priority=request.priority or 0,
+            )
             return _Opened(
                 request_id, f"embd-{random_name()}", stream, EmbeddingResponseBuilder(stream, request, request_id)
             )

@@ -12,11 +12,13 @@ from pydantic import Field, model_validator
 from orchestrator.api.serving.fields import (
     AllowedTokenIds,
     BadWords,
+    CacheSalt,
     EncodedEmbeds,
     LogitBias,
     NonEmpty,
     NumLogprobs,
     Penalty,
+    Priority,
     Prompts,
     PromptsWithoutEmbeds,
     ResponseFormat,
@@ -72,6 +74,8 @@ class GenerationRequest(Strict):
     guided_json: dict[str, Any] | None = None
     guided_regex: NonEmpty | None = None
     guided_grammar: NonEmpty | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
 
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -142,6 +146,8 @@ class GenerationRequest(Strict):
             prompt_logprobs=self.prompt_logprobs,
             echo=echo,
             grammar=next(iter(self._grammars()), None),
+            priority=self.priority or 0,
+            cache_salt=self.cache_salt,
         )
 
 
@@ -251,6 +257,7 @@ class EmbeddingRequest(Strict):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     data_parallel_rank: Annotated[int, Field(ge=0)] | None = None
+    priority: Priority | None = None
 
     user: str | None = None
 

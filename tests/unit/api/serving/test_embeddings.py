@@ -65,6 +65,8 @@ def end(stream: RequestStream, index: int, pooled: Tensor | None, reason: str = 
         ({"dimensions": 1.5}, "dimensions", "integer"),
         ({"temperature": 1}, "temperature", "knows"),
         ({"data_parallel_rank": -1}, "data_parallel_rank", "0"),
+        ({"priority": 0.5}, "priority", "integer"),
+        ({"cache_salt": "mine"}, "cache_salt", "knows"),
     ],
 )
 def test_a_request_that_cannot_be_served_names_field_and_limit(fields: dict[str, Any], param: str, hint: str) -> None:

@@ -57,6 +57,14 @@ def refusal(call: Any, **fields: Any) -> ApiError:
         ({"stream": "yes"}, "stream", "boolean"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "knows"),
         ({"data_parallel_rank": -1}, "data_parallel_rank", "0"),
+        ({"priority": 1.5}, "priority", "integer"),
+        ({"priority": True}, "priority", "integer"),
+        ({"priority": "1"}, "priority", "integer"),
+        ({"priority": 2**63}, "priority", "9223372036854775807"),
+        ({"priority": -(2**63) - 1}, "priority", "-9223372036854775808"),
+        ({"cache_salt": ""}, "cache_salt", "1"),
+        ({"cache_salt": "x" * 257}, "cache_salt", "256"),
+        ({"cache_salt": 7}, "cache_salt", "string"),
         ({"messages": []}, "messages", "1"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "user"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "string"),
@@ -291,3 +299,18 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 def test_each_way_to_say_a_grammar(fields: dict[str, Any], expected: Grammar | None) -> None:
     assert chat(**fields).to_params(None).grammar == expected
     assert complete(**fields).to_params(None).grammar == expected
+
+
+@pytest.mark.parametrize("call", [chat, complete])
+def test_priority_and_salt_are_passed_on_and_have_vllms_defaults(call: Any) -> None:
+    params = call(priority=-2, cache_salt="mine").to_params(None)
+    assert (params.priority, params.cache_salt) == (-2, "mine")
+    for nothing in ({}, {"priority": None, "cache_salt": None}):
+        params = call(**nothing).to_params(None)
+        assert (params.priority, params.cache_salt) == (0, None)
+
+
+def test_half_a_character_is_no_salt() -> None:
+    body = '{"model": "m", "messages": [{"role": "user", "content": "hi"}], "cache_salt": "\\ud800"}'
+    with pytest.raises(ValidationError):
+        ChatCompletionRequest.model_validate_json(body)

@@ -1,16 +1,18 @@
-"""The pusher on uvicorn's own request cycle, and on a server that is not uvicorn."""
+"""The stream writer on uvicorn's own request cycle, and on a server that is not uvicorn."""
 
 import asyncio
 import logging
 from typing import Any, cast
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from orchestrator.api.asgi import Message, start_message
+from orchestrator.api.serving.response_builders import ResponseBuilder
 from orchestrator.api.serving.stream_writer import StreamWriter
 
 
-class ScriptedBuilder:
+class ScriptedBuilder(ResponseBuilder):
     """Hands out what the test put in."""
 
     def __init__(self) -> None:
@@ -28,15 +30,16 @@ class ScriptedBuilder:
         return body
 
 
-class RecordingTransport:
+class RecordingTransport(asyncio.Transport):
     """Takes every write."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.writes: list[bytes] = []
         self._written = asyncio.Event()
 
-    def write(self, data: bytes) -> None:
-        self.writes.append(data)
+    def write(self, data: Any) -> None:
+        self.writes.append(bytes(data))
         self._written.set()
 
     async def wait_for(self, count: int) -> None:
@@ -48,30 +51,16 @@ class RecordingTransport:
         return False
 
 
-class Flow:
-    """uvicorn's flow control, paused and resumed by the test."""
-
-    def __init__(self) -> None:
-        self.write_paused = False
-        self.writable = asyncio.Event()
-
-    async def drain(self) -> None:
-        await self.writable.wait()
-
-    def resume_reading(self) -> None:
-        return
-
-
 class Served:
     """One request on uvicorn's cycle, with a transport that records."""
 
     def __init__(self) -> None:
         self.transport = RecordingTransport()
-        self.flow = Flow()
+        self.flow = FlowControl(self.transport)
         self.cycle = RequestResponseCycle(
             scope=cast(Any, {"type": "http", "method": "POST"}),
-            transport=cast(Any, self.transport),
-            flow=cast(Any, self.flow),
+            transport=self.transport,
+            flow=self.flow,
             logger=logging.getLogger(__name__),
             access_logger=logging.getLogger(__name__),
             access_log=False,
@@ -116,7 +105,7 @@ async def test_every_part_is_written_in_the_callback_itself() -> None:
     await served.writer.aclose()
 
 
-async def test_a_reply_in_one_part_is_started_and_ended_at_once() -> None:
+async def test_a_response_in_one_part_is_started_and_ended_at_once() -> None:
     served = Served()
     served.say(b"all", last=True)
     assert body_of(served.transport.writes) == b"all"
@@ -132,14 +121,13 @@ async def test_nothing_new_writes_nothing() -> None:
 async def test_a_full_transport_gets_what_was_missed_in_one_piece() -> None:
     served = Served()
     served.say(b"one")
-    served.flow.write_paused = True
+    served.flow.pause_writing()
     for part in (b"two", b"three"):
         served.say(part)
     await asyncio.sleep(0)
     served.say(b"four")
     before = len(served.transport.writes)
-    served.flow.write_paused = False
-    served.flow.writable.set()
+    served.flow.resume_writing()
     await served.transport.wait_for(before + 2)
     served.say(b"five", last=True)
     await served.writer.run()
@@ -150,11 +138,10 @@ async def test_a_full_transport_gets_what_was_missed_in_one_piece() -> None:
 async def test_an_end_that_meets_a_full_transport_is_sent_when_it_drains() -> None:
     served = Served()
     served.say(b"one")
-    served.flow.write_paused = True
+    served.flow.pause_writing()
     served.say(b"two", last=True)
     await asyncio.sleep(0)
-    served.flow.write_paused = False
-    served.flow.writable.set()
+    served.flow.resume_writing()
     await served.writer.run()
     assert body_of(served.transport.writes) == b"onetwo"
 
