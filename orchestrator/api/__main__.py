@@ -1,4 +1,4 @@
-"""Entry point of an API process: ``python -m orchestrator.api``, its spec as JSON on standard input."""
+"""The entry point of an API process: ``python -m orchestrator.api``, its spec as JSON on standard input."""
 
 import asyncio
 import gc

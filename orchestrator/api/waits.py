@@ -1,4 +1,7 @@
-"""Waits for what engines report: settings in force, engines reached. By looking again, since nobody announces it."""
+"""Waits for what engines report: settings that come into force, engines that are reached.
+
+What is waited for arrives with reports, and nothing announces it, so these look again and again.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,17 +17,20 @@ Rest = TypeVar("Rest")
 
 
 async def wait_until_none(
-    look: Callable[[], Rest], deadline: float, is_wanted: Callable[[], bool] = lambda: True
+    observe: Callable[[], Rest], deadline: float, is_wanted: Callable[[], bool] = lambda: True
 ) -> Rest:
-    """Look until nothing is left to wait for, or it is too late; return what the last look saw.
+    """Observe until nothing is left to wait for, or it is too late; return what was observed last.
 
-    look: falsy once nothing is left; called once at least. deadline: by the loop's clock, seconds. is_wanted: false
+    observe: falsy once nothing is left; called once at least. deadline: by the loop's clock, seconds. is_wanted: false
     ends the wait early.
     """
     loop = asyncio.get_running_loop()
-    while (left := look()) and is_wanted() and loop.time() < deadline:  # noqa: ASYNC110 - nobody sets an event
+    while (left := observe()) and is_wanted() and loop.time() < deadline:  # noqa: ASYNC110 - nothing sets an event
         await asyncio.sleep(_PAUSE_S)
     return left
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
 
 
 def ranks_behind(views: Sequence[EngineView], settings_seq: int) -> list[int]:
@@ -49,6 +55,7 @@ async def wait_in_force(
 
 
 def _is_dead_or_loading(view: EngineView) -> bool:
+    # LOADING of a view only says that no handshake has come here; the engine may serve other API processes already.
     is_loading = view.report is None or view.report.phase is EnginePhase.LOADING
     return view.state is EngineState.DEAD or (view.state is EngineState.LOADING and is_loading)
 
@@ -57,20 +64,26 @@ def _shown(view: EngineView) -> int:
     return -1 if view.report is None else view.report.settings_seq
 
 
+# --- reach ----------------------------------------------------------------------------------------------------------
+
+
 def any_is_loading(views: Sequence[EngineView]) -> bool:
-    """Tell whether some engine has not shaken hands yet, or none is known at all."""
+    """Tell whether the handshake of some engine is missing, or none is known at all; pure."""
     return not views or any(view.state is EngineState.LOADING for view in views)
 
 
 def reaches_all(views: Sequence[EngineView]) -> bool:
-    """Tell whether some engine is ready and every one that serves, as the supervisor says, has shaken hands."""
+    """Tell whether some engine is ready, and no handshake is missing of those the supervisor reports alive; pure."""
     return any(view.state is EngineState.READY for view in views) and not any(map(_is_missing, views))
 
 
 async def wait_reaches_all(
     engine_views: Callable[[], Sequence[EngineView]], timeout_s: float, stop: asyncio.Event
 ) -> None:
-    """Wait until every serving engine is reached, the time is over or ``stop`` is set."""
+    """Wait until every serving engine is reached, the time is over or ``stop`` is set.
+
+    For a restarted API process: its siblings serve meanwhile, and its first callers must not find half the ranks.
+    """
     deadline = asyncio.get_running_loop().time() + timeout_s
     await wait_until_none(lambda: not reaches_all(engine_views()), deadline, lambda: not stop.is_set())
 

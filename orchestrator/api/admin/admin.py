@@ -32,9 +32,15 @@ from orchestrator.control.messages import (
     WakeUp,
 )
 
+_CALL_S = 10.0
+"""The supervisor answers in milliseconds; one that takes longer hangs."""
+
+# What a later call of another kind may take back before every rank shows it.
+_EXCLUSIVE_FIELDS = {Pause: "pause", Resume: "pause", Sleep: "sleep_level", WakeUp: "sleep_level"}
+
 
 class MembersClient(Protocol):
-    """What is needed of the client of the engines."""
+    """The part of the engines' client that placing experts needs."""
 
     def engine_views(self) -> list[EngineView]:
         """Return what is known of every engine, one per rank."""
@@ -43,67 +49,8 @@ class MembersClient(Protocol):
         """Return what is known of the lockstep group; None for independent ranks."""
 
 
-async def rebalance(
-    client: MembersClient, request: Callable[[float], Awaitable[object]], timeout_s: float
-) -> dict[str, Any]:
-    """Let the experts be placed by how often each was chosen; return once all members step in the new epoch.
-
-    request: makes it wanted, within so many seconds.
-
-    Raises:
-        ApiError: 409 there is no group; 504 names the members that do not step in it in time; it stays wanted.
-        ControlError: the supervisor said no, or nothing.
-    """
-    before = client.group_view()
-    if before is None or not before.epoch:
-        message = (
-            "no lockstep group is formed here, so there are no experts to place: ranks are independent unless they are "
-            "started with --enable-expert-parallel"
-        )
-        raise ApiError(409, message, code="no_group")
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    await request(timeout_s)
-    behind = await wait_until_none(
-        lambda: members_behind(client.group_view(), client.engine_views(), before.epoch), deadline
-    )
-    if behind:
-        message = f"no new placement is in force within {timeout_s:g} s on {name_ranks(behind)}; it stays wanted"
-        raise AdminError(504, message, {"epoch": before.epoch, "ranks_behind": behind}, code="not_in_force")
-    after = client.group_view()
-    assert after is not None, "nobody is behind a group"
-    return {
-        "status": "rebalanced",
-        "epoch": after.epoch,
-        "experts_moved": _num_moved(before, after),
-        "experts": {str(member.rank): list(held) for member, held in after.placement.items()},
-    }
-
-
-def members_behind(group: GroupView | None, views: Sequence[EngineView], epoch: int) -> list[int]:
-    """Return the members of a group, by rank, that do not step in an epoch above ``epoch`` that is in force; pure."""
-    if group is None:
-        return [view.engine_id.rank for view in views]
-    steps_in = {view.engine_id: 0 if view.report is None else view.report.epoch for view in views}
-    is_new = group.epoch > epoch
-    return [member.rank for member in group.placement if not (is_new and steps_in.get(member, 0) == group.epoch)]
-
-
-def _num_moved(before: GroupView, after: GroupView) -> int:
-    def held(group: GroupView, member: EngineId) -> Sequence[int]:
-        return group.placement.get(member, ())
-
-    members = list(after.placement)
-    return num_moved([held(before, member) for member in members], [list(held(after, member)) for member in members])
-
-
-_CALL_S = 10.0
-"""The supervisor answers in milliseconds; who waits longer waits for one that hangs."""
-
-_EXCLUSIVE_FIELDS = {Pause: "pause", Resume: "pause", Sleep: "sleep_level", WakeUp: "sleep_level"}
-
-
 class RankClient(MembersClient, Protocol):
-    """What is needed of the client of the engines."""
+    """The part of the engines' client that admin calls need."""
 
     settings: ClusterSettings
 
@@ -121,7 +68,7 @@ class Admin:
         self._control = control
 
     async def settings(self) -> ClusterSettings:
-        """Return what the operator wants now, as the supervisor says."""
+        """Return what the operator wants now, from the supervisor."""
         return msgspec.convert(await self._control.call(GetSettings(), _CALL_S), ClusterSettings)
 
     @property
@@ -137,7 +84,7 @@ class Admin:
         """Change what the operator wants, and return once that is in force on every living engine.
 
         Raises:
-            ControlError: the supervisor said no, or nothing.
+            ControlError: the supervisor refused it, or did not answer.
             ApiError: 504 names the ranks where it is not in force in time, and it stays wanted; 409 another call took
                 it back meanwhile.
         """
@@ -174,7 +121,7 @@ class Admin:
         return progress
 
     async def rebalance(self, timeout_s: float) -> dict[str, Any]:
-        """Place the experts of a lockstep group anew; see ``orchestrator.api.admin.rebalance``."""
+        """Place the experts of a lockstep group anew; see the function ``rebalance``."""
         return await rebalance(self._client, lambda left_s: self.change(Rebalance(), left_s), timeout_s)
 
     async def call_ranks(
@@ -197,17 +144,17 @@ class Admin:
             raise _to_answer(method, error) from error
 
     async def abort(self, names: list[str] | None) -> dict[str, Any]:
-        """End requests wherever they are; return what was ended, and what nobody had.
+        """End requests wherever they are; return what was ended, and what no API process had.
 
         Raises:
             ApiError: 500 when an API process did not answer; the others' requests have ended.
         """
-        said = await self._control.call(AbortRequests(names), _CALL_S)
-        ended = sorted({name for found in said["aborted"].values() for name in found})
+        outcome = await self._control.call(AbortRequests(names), _CALL_S)
+        ended = sorted({name for found in outcome["aborted"].values() for name in found})
         missing = sorted(set(names or ()).difference(ended))
-        answer = {"aborted": ended, "not_found": missing, "failures": said["failures"]}
-        if said["failures"]:
-            message = f"these API processes did not answer: {', '.join(sorted(said['failures']))}"
+        answer = {"aborted": ended, "not_found": missing, "failures": outcome["failures"]}
+        if outcome["failures"]:
+            message = f"these API processes did not answer: {', '.join(sorted(outcome['failures']))}"
             raise AdminError(500, message, answer, code="partial_failure")
         return answer
 
@@ -237,3 +184,59 @@ def _to_answer(method: str, error: UtilityError) -> ApiError:
 def by_rank(values: Mapping[int, Any]) -> dict[str, Any]:
     """Return values by rank as JSON has them."""
     return {str(rank): values[rank] for rank in sorted(values)}
+
+
+# --- placing experts anew ---------------------------------------------------------------------------------------------
+
+
+async def rebalance(
+    client: MembersClient, request: Callable[[float], Awaitable[object]], timeout_s: float
+) -> dict[str, Any]:
+    """Let the experts be placed by how often each was chosen; return once all members step in the new epoch.
+
+    request: makes it wanted, within so many seconds.
+
+    Raises:
+        ApiError: 409 there is no group; 504 names the members that do not step in it in time; it stays wanted.
+        ControlError: the supervisor refused it, or did not answer.
+    """
+    before = client.group_view()
+    if before is None or not before.epoch:
+        message = (
+            "no lockstep group is formed here, so there are no experts to place: ranks are independent unless they are "
+            "started with --enable-expert-parallel"
+        )
+        raise ApiError(409, message, code="no_group")
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    await request(timeout_s)
+    behind = await wait_until_none(
+        lambda: members_behind(client.group_view(), client.engine_views(), before.epoch), deadline
+    )
+    if behind:
+        message = f"no new placement is in force within {timeout_s:g} s on {name_ranks(behind)}; it stays wanted"
+        raise AdminError(504, message, {"epoch": before.epoch, "ranks_behind": behind}, code="not_in_force")
+    after = client.group_view()
+    assert after is not None, "without a group every rank is behind"
+    return {
+        "status": "rebalanced",
+        "epoch": after.epoch,
+        "experts_moved": _num_moved(before, after),
+        "experts": {str(member.rank): list(held) for member, held in after.placement.items()},
+    }
+
+
+def members_behind(group: GroupView | None, views: Sequence[EngineView], epoch: int) -> list[int]:
+    """Return the members of a group, by rank, that do not step in an epoch above ``epoch`` that is in force; pure."""
+    if group is None:
+        return [view.engine_id.rank for view in views]
+    steps_in = {view.engine_id: 0 if view.report is None else view.report.epoch for view in views}
+    is_new = group.epoch > epoch
+    return [member.rank for member in group.placement if not (is_new and steps_in.get(member, 0) == group.epoch)]
+
+
+def _num_moved(before: GroupView, after: GroupView) -> int:
+    def held(group: GroupView, member: EngineId) -> Sequence[int]:
+        return group.placement.get(member, ())
+
+    members = list(after.placement)
+    return num_moved([held(before, member) for member in members], [list(held(after, member)) for member in members])

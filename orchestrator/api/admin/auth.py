@@ -1,7 +1,7 @@
-"""Who may call: API keys for what generates, the admin key for what changes the deployment.
+"""Authorization: API keys for what generates, the admin key for what changes the deployment.
 
-As soon as any key is set, whatever is neither open nor below ``/v1/`` needs the admin key, so that a route somebody
-adds later is not open by accident.
+As soon as any key is set, whatever is neither open nor below ``/v1/`` needs the admin key, so that a route that is
+added later is not open by accident.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from orchestrator.api.asgi import Receive, Send, request_id_of, send_error
 from orchestrator.api.errors import ApiError
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
-"""Probes and scrapers have no key, and none of these says what callers sent."""
+"""Probes and scrapers have no key, and none of these holds what callers sent."""
 
 _API_PREFIX = "/v1/"
 _ADMIN_PREFIX = "/v1/cluster/"  # below, not the table of ranks itself
@@ -22,7 +22,10 @@ _SCHEME = b"bearer "
 
 
 class KeyRing:
-    """Judges one call by its path and its token; keeps digests of the keys and not the keys."""
+    """Judges one call by its path and its token.
+
+    Keeps digests of the keys and not the keys: what is compared then has one length, and a dump shows none.
+    """
 
     def __init__(self, api_keys: Sequence[str], admin_key: str | None) -> None:
         self._api = [_digest(key.encode()) for key in api_keys]
@@ -30,7 +33,7 @@ class KeyRing:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether there are no keys, so that everybody may do everything."""
+        """Tell whether there are no keys, so that every call is allowed."""
         return not self._api and self._admin is None
 
     def judge(self, path: str, authorization: bytes | None) -> ApiError | None:
@@ -48,6 +51,7 @@ class KeyRing:
         """Tell whether the token is an API key, and the admin key; takes as long whatever it is."""
         given = authorization or b""
         token = _digest(given[len(_SCHEME) :].strip() if given[: len(_SCHEME)].lower() == _SCHEME else b"")
+        # all of them, whatever the first comparison gives: time must not tell which key is close
         matches = [hmac.compare_digest(token, key) for key in self._api]
         return any(matches), self._admin is not None and hmac.compare_digest(token, self._admin)
 
@@ -62,7 +66,7 @@ class KeyRing:
 
 
 class Guard:
-    """Lets calls through to the application behind it, or answers them itself; an ASGI callable in front of all."""
+    """An ASGI callable in front of all others: passes calls on, or refuses them before their body is read."""
 
     def __init__(self, keys: KeyRing, stats: ServingStats, app: Any) -> None:
         self._keys = keys

@@ -20,8 +20,8 @@ _NO_LOAD = Load()
 def describe_rank(view: EngineView, reading: DeploymentReading) -> dict[str, Any]:
     """Return one rank of ``/v1/cluster``; ``in_flight`` and ``picks`` are of all API processes together.
 
-    What an engine has not said yet is empty or zero: a loading one reports its phase and progress (0..1) before it
-    shakes hands, and its device and pid may come with either. ``lockstep`` is None for an independent rank.
+    What an engine has not reported yet is empty or zero: a loading one reports its phase and progress (0..1) before its
+    handshake, and its device and pid may come with either. ``lockstep`` is None for an independent rank.
     """
     report, ready = view.report, view.ready
     load = _NO_LOAD if report is None else report.load
@@ -31,8 +31,8 @@ def describe_rank(view: EngineView, reading: DeploymentReading) -> dict[str, Any
         "incarnation": view.engine_id.incarnation,
         "state": view.state,
         "reason": view.reason,
-        "node": _first_said("node", ready, report, view.replica),
-        "device": _first_said("device", ready, report),
+        "node": _first_known("node", ready, report, view.replica),
+        "device": _first_known("device", ready, report),
         "restarts": sum(view.replica.restarts.values()) if view.replica is not None else 0,
         "last_end": view.replica.last_reason if view.replica is not None else "",
         "pid": (ready and ready.pid) or (report and report.pid) or 0,
@@ -47,7 +47,7 @@ def describe_rank(view: EngineView, reading: DeploymentReading) -> dict[str, Any
 
 
 def describe_api_server(server: ApiServerView) -> dict[str, Any]:
-    """Return one API process of ``/v1/cluster``; without a process, only its index and its starts say anything."""
+    """Return one API process of ``/v1/cluster``; of a replica without a process only index and starts are of use."""
     return {
         "index": server.index,
         "pid": server.pid,
@@ -88,15 +88,14 @@ def describe_load(view: EngineView) -> dict[str, Any]:
 
 
 def describe_ready(ready: EngineReady | None) -> dict[str, Any]:
-    """Return what an engine said of itself when it started; nothing before that."""
+    """Return what an engine reported in its handshake; nothing before that."""
     if ready is None:
         return {}
-    said = asdict(ready)
-    return said | {"engine_id": str(ready.engine_id), "features": list(ready.features)}
+    return asdict(ready) | {"engine_id": str(ready.engine_id), "features": list(ready.features)}
 
 
 def describe_readiness(views: Sequence[EngineView], draining: bool) -> tuple[bool, dict[str, Any]]:
-    """Return whether a request could be served now, and the body that says what is missing."""
+    """Return whether a request could be served now, and the body that names what is missing."""
     num_ready = sum(view.state is EngineState.READY for view in views)
     missing = ["the server is shutting down"] if draining else []
     if num_ready == 0:
@@ -119,10 +118,10 @@ def _describe_missing(view: EngineView) -> str:
     return f"rank {view.engine_id.rank} is {view.state}{progress}{reason}"
 
 
-def _first_said(field: str, *sources: EngineReady | EngineReport | ReplicaInfo | None) -> str:
-    """Return what the first source that says anything in this field says."""
-    answers = (getattr(source, field, "") for source in sources)
-    return next((str(answer) for answer in answers if answer), "")
+def _first_known(field: str, *sources: EngineReady | EngineReport | ReplicaInfo | None) -> str:
+    """Return the first value in this field that is not empty."""
+    values = (getattr(source, field, "") for source in sources)
+    return next((str(value) for value in values if value), "")
 
 
 def describe_group(group: GroupView | None, reading: DeploymentReading) -> dict[str, Any] | None:
@@ -150,7 +149,7 @@ def describe_group(group: GroupView | None, reading: DeploymentReading) -> dict[
 
 
 def describe_member(report: EngineReport | None, num_empty_steps: int) -> dict[str, Any] | None:
-    """Return what a rank of a lockstep group says of itself; None for an independent one.
+    """Return what a rank of a lockstep group reports of itself; None for an independent one.
 
     num_empty_steps: over all incarnations of the rank.
     """

@@ -1,4 +1,4 @@
-"""The admin calls over HTTP; names and shapes are vLLM's where it has them. Plain FastAPI."""
+"""The routes of the admin calls; names and shapes are vLLM's where it has them. Plain FastAPI."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ Timeout = Annotated[
 
 
 class AbortBody(BaseModel):
-    """Which requests to end: some by name, or all of them."""
+    """The requests to end: some by name, or all of them."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -39,7 +39,7 @@ class AbortBody(BaseModel):
 
 
 class RpcBody(BaseModel):
-    """Which registered method to run on every rank."""
+    """The registered method to run on every rank."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -51,7 +51,7 @@ class RpcBody(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """What ``/server_info`` says that does not change. serve_config: the options, without secrets."""
+    """The part of ``/server_info`` that does not change. serve_config: the options, without secrets."""
 
     served_model_name: str
     model_root: str
@@ -155,7 +155,7 @@ def _add_call_routes(router: APIRouter, admin: Admin) -> None:
 
     @router.post("/reset_prefix_cache")
     async def reset_prefix_cache(timeout_s: Timeout = _DEFAULT_TIMEOUT_S) -> dict[str, Any]:
-        """Forget what no running sequence uses; ``success`` says that nothing is left on any rank."""
+        """Forget what no running sequence uses; ``success``: nothing is left on any rank."""
         results = await admin.call_ranks("reset_prefix_cache", (), {}, timeout_s)
         return {"success": all(results.values()), "results": by_rank(results)}
 
@@ -170,7 +170,7 @@ def _add_call_routes(router: APIRouter, admin: Admin) -> None:
 def _add_state_routes(router: APIRouter, admin: Admin, llm: AsyncLLM, info: ServerInfo) -> None:
     @router.get("/load")
     async def load() -> dict[str, Any]:
-        """Say what each rank has to do; ``server_load`` is the sum, as vLLM calls it."""
+        """Return what each rank has to do; ``server_load`` is the sum, as vLLM calls it."""
         ranks = [describe_load(view) for view in llm.engine_views()]
         return {"server_load": sum(rank["num_sequences"] for rank in ranks), "ranks": ranks}
 

@@ -1,4 +1,4 @@
-"""Scaling over HTTP: the names and shapes that tools for vLLM know, and richer ones below ``/v1/cluster``."""
+"""The routes of scaling: the names and shapes that tools for vLLM know, and richer ones below ``/v1/cluster``."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ _POLL_S = 0.05
 _BEAT_S = 10.0
 _MAX_DRAIN_S = 86_400.0
 MAX_FOLLOWERS = 64
-"""Open event streams of one process: each keeps a call to the supervisor waiting."""
+"""Open event streams of one process at most: each keeps a call to the supervisor waiting."""
 
 _ACCEPTED = 202
 _FAILED = 500
@@ -35,7 +35,7 @@ _KEY = Field(None, min_length=1, max_length=256)
 
 
 class ElasticBody(BaseModel):
-    """What vLLM's route takes."""
+    """The body of vLLM's route."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -71,7 +71,7 @@ class Scaling:
         """Ask the supervisor.
 
         Raises:
-            ControlError: it says no, or nothing.
+            ControlError: it refuses, or does not answer.
         """
         return await self._control.call(call, timeout_s)
 
@@ -102,7 +102,7 @@ class Scaling:
             yield b": events of this deployment\n\n"
             while True:
                 news = await self.ask(WaitEvents(number, _BEAT_S), _BEAT_S + _CALL_S)
-                number = min(number, news["last"])
+                number = min(number, news["last"])  # the caller's may be of an earlier deployment
                 for event in news["events"]:
                     number = event["number"]
                     yield f"id: {number}\nevent: {event['kind']}\ndata: {json.dumps(event)}\n\n".encode()

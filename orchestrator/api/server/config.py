@@ -1,4 +1,4 @@
-"""Configuration of one API process, as it travels on its standard input. Frozen; unknown keys are errors."""
+"""The configuration of one API process, as it travels on its standard input. Frozen; unknown keys are errors."""
 
 from typing import Any
 
@@ -9,9 +9,10 @@ from metrics.memory import StatsMemory
 
 
 class ApiSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one API process gets as JSON on standard input, and nothing else.
+    """All that one API process is given.
 
-    client: its line to the engines. listen_fd: an inherited socket that is bound and listening already, so that a taken
+    client: how it reaches the engines. listen_fd: an inherited socket that is bound and listening already, so that a
+    taken
         port is found before anything else starts. host, port: what that socket is bound to, for people.
     served_model_name: the only accepted ``model``. model_root: where it came from, for ``/v1/models``.
     tokenizer_dir: folder of tokenizer.json, tokenizer_config.json and chat_template.jinja; None takes bytes (sim).

@@ -46,7 +46,7 @@ _CATCH_UP_S = 5.0
 
 
 class ApiServer:
-    """One API process from first to last breath, on one event loop."""
+    """One API process from its start to its end, on one event loop."""
 
     def __init__(self, spec: ApiSpec, tokenizer: TextTokenizer) -> None:
         """Build all parts; nothing listens yet. Must run on the event loop that will serve."""
@@ -68,7 +68,7 @@ class ApiServer:
         self._stop_now = asyncio.Event()
 
     async def run(self) -> int:
-        """Serve until a signal or the loss of all engines' line; return the exit status."""
+        """Serve until SIGTERM, the loss of all engines or a failure; return the exit status."""
         with self._signals():
             try:
                 await self._start()
@@ -83,12 +83,13 @@ class ApiServer:
         self._control.start()
         await self._http.prepare()
         if self._spec.client.client_id.incarnation > 1:
+            # its siblings serve: callers must not meet a process that reaches half of the ranks
             await wait_reaches_all(self._client.engine_views, _CATCH_UP_S, self._stop)
         self._http.open()
         _say_listening(self._spec)
 
     async def _serve(self) -> int:
-        """Answer until told to stop; the engines are waited for while ``/health`` and ``/ready`` answer already.
+        """Serve until a stop is asked for; ``/health`` and ``/ready`` answer while the engines are waited for.
 
         Returns the exit status: 0 for a stop that was asked for, 1 when the engines are out of reach or a task failed.
         """
@@ -112,14 +113,17 @@ class ApiServer:
             await _cancel(tasks)
 
     async def _drain(self) -> None:
-        """Take no more, let streams end, abort the rest so that each gets its last message."""
+        """Take no more, let streams end, abort the rest so that each gets its last message.
+
+        A second signal ends the wait for the streams, not the one for the last messages.
+        """
         self._admission.drain()
         self._http.shut()
         await self._wait_empty(self._spec.shutdown_timeout_s)
         if self._admission.num_open:
             logger.info("aborting %d requests that did not finish in time", self._admission.num_open)
             await self._llm.abort_all()
-            self._stop_now.clear()
+            self._stop_now.clear()  # a third signal ends this wait too
             await self._wait_empty(_LAST_MESSAGE_S)
 
     async def _wait_empty(self, timeout_s: float) -> None:
@@ -132,13 +136,13 @@ class ApiServer:
         await _cancel(tasks)
 
     async def _close(self) -> None:
-        """Answer who waits, close connections, then the text facade, then the line: each may still use the next."""
+        """Answer calls that wait, close connections, then the text facade, then the client: each may use the next."""
         await self._calls.aclose()
         await self._http.aclose()
         self._status.close()
         await self._control.aclose()
         await self._llm.aclose()
-        with contextlib.suppress(ShoalError):  # the line may be closed already: that may be why we end
+        with contextlib.suppress(ShoalError):  # it may be closed already: that may be why this process ends
             await self._client.aclose()
 
     def _make_app(self) -> Any:
@@ -225,7 +229,7 @@ async def _cancel(tasks: "Collection[asyncio.Task[Any]]") -> None:
 
 
 def _say_listening(spec: ApiSpec) -> None:
-    """Print the one ready line the supervisor reads."""
+    """Print the one line that tells the supervisor where this process listens."""
     line = msgspec.json.encode({"url": spec.url, "host": spec.host, "port": spec.port})
     sys.stdout.write(line.decode() + "\n")
     sys.stdout.flush()

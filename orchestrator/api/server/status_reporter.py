@@ -13,7 +13,7 @@ _START_POLL_S = 0.05
 
 
 class StatusReporter:
-    """Shows the client's numbers at every beat of the loop's lag meter, and whenever somebody reads."""
+    """Shows the client's numbers at every beat of the loop's lag meter, and at every reading."""
 
     def __init__(self, client: DPLBAsyncMPClient, stats: DeploymentStats) -> None:
         """Begin at once; must run on the event loop whose lag is measured."""

@@ -104,10 +104,10 @@ def _other_behaviour() -> Iterator[str]:
     if written != _STARTED + CHUNK % (3, b"one") + _LAST_CHUNK:
         yield f"a chunked response is written as {written!r}"
     if run_through(cycle.receive())["type"] != "http.disconnect":
-        yield "receive does not say that a response is complete"
+        yield "receive does not report that a response is complete"
     flow.pause_writing()
     if flow.write_paused is not True:
-        yield "FlowControl.write_paused does not say that the transport is full"
+        yield "FlowControl.write_paused does not report a full transport"
 
 
 class _RecordingTransport(asyncio.Transport):

@@ -34,18 +34,24 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tools": (None, []),
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
-    # what openai's own message objects carry when an answer is sent back as history
+    # what openai's own message objects carry when a response is sent back as history
     "annotations": (None, []),
     "refusal": (None, ""),
     "tool_calls": (None, []),
     "tool_call_id": (None,),
     "reasoning_content": (None, ""),
 }
-"""Known but unsupported field -> the values that ask for nothing."""
+"""Known but unsupported field -> the values that ask for nothing, which clients send by default."""
+
+
+_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+_FORMAT_FIELDS = ("json_schema", "regex", "grammar")  # of ``response_format``; each belongs to the type of its name
 
 
 def _ask_for_nothing(value: Any, info: ValidationInfo) -> Any:
     neutral = _NEUTRAL[str(info.field_name)]
+    # 1 == True in Python, but `"best_of": true` is a mistake
     if not any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in neutral):
         wanted = next((repr(choice) for choice in neutral if choice is not None), "null")
         raise ValueError(f"is not supported by this server; leave it out or send {wanted}")
@@ -123,13 +129,8 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
 
-_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-
-_PARTS = ("json_schema", "regex", "grammar")
-
-
 class NamedSchema(Strict):
-    """OpenAI's wrapping of a JSON schema. Every schema is followed strictly, whatever ``strict`` says."""
+    """OpenAI's wrapping of a JSON schema. Every schema is followed strictly, whatever ``strict`` is."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     description: str | None = None
@@ -147,13 +148,13 @@ class ResponseFormat(Strict):
 
     @model_validator(mode="after")
     def _has_its_own_part_and_no_other(self) -> Self:
-        for part in _PARTS:
+        for part in _FORMAT_FIELDS:
             if (getattr(self, part) is not None) != (part == self.type):
                 raise ValueError(f"{part} must be given when type is {part!r}, and only then")
         return self
 
     def to_grammar(self) -> Grammar | None:
-        """Return what the answer must match; None for any text."""
+        """Return what the whole output must match; None for any text."""
         match self.type:
             case "json_object":
                 return Grammar.json_schema(_ANY_OBJECT)

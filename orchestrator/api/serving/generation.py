@@ -1,7 +1,7 @@
-"""The endpoints that ask something of the engines, as a raw ASGI callable in front of everything else.
+"""The generation endpoints: a raw ASGI callable in front of everything else.
 
 FastAPI's routing and middleware cost 0.3 ms per request and wrap every ``send``, so the requests that matter do not
-pass through them. Streaming and whole answers take the same way: the text is pushed from the output loop, and this
+pass through them. Streams and JSON responses take the same way: the text is written from the output loop, and the
 request's own task only waits for the end, or for the caller to go away.
 """
 
@@ -44,7 +44,7 @@ Scope = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """One request under way. request_id, reply_id: the names its caller knows it by."""
+    """One request under way. request_id, response_id: the names its caller knows it by."""
 
     request_id: str
     response_id: str
@@ -86,9 +86,9 @@ class GenerationApp:
             await self._refuse(error, request_id, send)
             return
         try:
-            self._admission.ensure_room()
+            self._admission.ensure_room()  # before the body: megabytes are not read to be refused
             body = await self._bodies.read(receive)
-            self._admission.enter()  # only now: who sends half a request must not keep others out
+            self._admission.enter()  # only now: half a request must not keep others out
         except CallerGoneError:
             return
         except (ApiError, OverloadedError) as error:
@@ -110,7 +110,7 @@ class GenerationApp:
     ) -> None:
         try:
             opened = await self._open(kind.model_validate_json(body), headers, request_id)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets an answer; the unforeseen is logged
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a response; the unforeseen is logged
             await self._refuse(error, request_id, send)
             return
         await self._answer(opened, receive, send)
@@ -153,15 +153,16 @@ class GenerationApp:
             return await self._llm.chat([message.for_template() for message in request.messages], params)
         if request.prompt_embeds is None:
             return await self._llm.generate(request.prompt, params)
+        # in a thread: 128 MiB of base64 would hold the loop, and the first one imports NumPy
         return await self._llm.generate(await asyncio.to_thread(read_prompts, request.prompt_embeds), params)
 
     async def _answer(self, opened: _Opened, receive: Receive, send: Send) -> None:
-        """Send the answer while it comes; when the caller goes away first, free its place in the engines."""
+        """Send the response while it is generated; when the caller goes away first, free its slots in the engines."""
         stream = opened.stream
         writer = StreamWriter(opened.builder, receive, send)
         self._open_requests.add(opened.request_id, opened.response_id, stream)
         try:
-            stream.attach(writer.on_update)
+            stream.attach(writer.on_update)  # may write at once: the first tokens may be there already
             await writer.run()
         finally:
             self._open_requests.remove(opened.request_id, opened.response_id, stream)
@@ -177,7 +178,7 @@ class GenerationApp:
 
 
 def _explicit_rank(headers: dict[bytes, bytes], from_body: int | None) -> int | None:
-    """Return the rank the caller insists on, from the header or the body.
+    """Return the rank that the caller insists on, from the header or the body.
 
     Raises:
         InvalidRequestError: the header is no number, or contradicts the body.

@@ -1,4 +1,4 @@
-"""Prompts given as embeddings over HTTP: base64 of a NumPy ``.npy`` file, read without ever unpickling anything."""
+"""The reader of prompts of embeddings: base64 of a NumPy ``.npy`` file, without ever unpickling anything."""
 
 import ast
 import base64
@@ -20,7 +20,7 @@ _HINT = "send base64 of a NumPy .npy file (numpy.save) of float32 or float16, [n
 
 
 class _Header(NamedTuple):
-    """What a ``.npy`` file says of its numbers, which begin at ``offset``."""
+    """The header of a ``.npy`` file; the numbers begin at ``offset``."""
 
     descr: str
     is_fortran: bool

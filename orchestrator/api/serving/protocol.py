@@ -1,4 +1,4 @@
-"""The OpenAI requests this server takes: every field checked, none silently ignored.
+"""The requests of the generation endpoints: every field checked, none silently ignored.
 
 A field falls in one of four groups: it is honoured; it is a hint that changes no output (``user``, ``metadata`` ...);
 it is known but not supported, and then accepted only with the value that asks for nothing (clients send those by
@@ -45,7 +45,7 @@ class StreamOptions(Strict):
 
 
 class GenerationRequest(Strict):
-    """What both endpoints have in common; the meaning of each field is OpenAI's, or vLLM's where OpenAI has none."""
+    """The fields that chats and completions share; each means what OpenAI's does, or vLLM's where OpenAI has none."""
 
     model: str
     n: Annotated[int, Field(ge=1, le=128)] | None = None

@@ -1,4 +1,4 @@
-"""The events of one stream as bytes. All that is the same in every chunk is built once per stream.
+"""Server-sent events: the chunks of one stream as bytes. What is the same in every chunk is built once per stream.
 
 A chunk is a prefix, the JSON of its text and a suffix: 0.13 us, where building and encoding an object costs 6.
 """
@@ -13,7 +13,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ChunkFormat:
-    """The chunks of one streamed answer, in the form of one of the two endpoints."""
+    """The chunks of one streamed response, in the form of one of the two endpoints."""
 
     def __init__(self, response_id: str, created: int, model: str, *, chat: bool, include_usage: bool) -> None:
         """Build the fixed parts.
@@ -27,21 +27,21 @@ class ChunkFormat:
         self._chat = chat
         self._text_key = b',"delta":{"content":' if chat else b',"text":'
         self._before_logprobs = b'},"logprobs":' if chat else b',"logprobs":'
-        self._running = self._ending(b"null", b"null")
+        self._running = self._ending(b"null", b"null")  # of every chunk but the last
         self._prefixes: dict[int, bytes] = {}
 
     def open_choice(self, index: int, prompt_logprobs: Any = None) -> bytes:
         """Return what goes before the first chunk with text of a choice: in chats one that names the role.
 
-        prompt_logprobs: as they appear where a whole answer has them: in a chat's chunk, in a completion's choice.
+        prompt_logprobs: as they appear where a JSON response has them: in a chat's chunk, in a completion's choice.
         """
         head = self._choice_head(index)
         self._prefixes[index] = head + self._text_key
-        told = b"" if prompt_logprobs is None else b',"prompt_logprobs":' + _encode(prompt_logprobs)
+        prompt = b"" if prompt_logprobs is None else b',"prompt_logprobs":' + _encode(prompt_logprobs)
         if self._chat:
             delta = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-            return head + delta + told + b"}\n\n"
-        return head + told + b',"text":""' + self._running if told else b""
+            return head + delta + prompt + b"}\n\n"
+        return head + prompt + b',"text":""' + self._running if prompt else b""
 
     def text(self, index: int, text: str, logprobs: Any = None) -> bytes:
         """Return a chunk with text of an opened choice; ``logprobs`` as they appear in it."""

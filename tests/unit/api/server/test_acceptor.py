@@ -15,8 +15,8 @@ from orchestrator.api.server.acceptor import Acceptor
 DEADLINE_S = 10.0
 
 
-class HandshakeRetry(asyncio.Protocol):
-    """Says which process took the connection."""
+class IndexSender(asyncio.Protocol):
+    """Sends which process took the connection."""
 
     def __init__(self, index: int, on_lost: Callable[[], None]) -> None:
         self._index = index
@@ -42,7 +42,7 @@ class FullTable(socket.socket):
         return super().accept()
 
 
-class House:
+class Acceptors:
     """Acceptors on one port, each with a copy of the socket of its own, as children inherit it."""
 
     def __init__(self, num_processes: int, kind: type[socket.socket] = socket.socket) -> None:
@@ -74,12 +74,12 @@ class House:
     def _acceptor(self, row: StatusRow, kind: type[socket.socket]) -> Acceptor:
         copy = kind(fileno=self._listener.dup().detach())
         siblings = [other for other in self.rows if other is not row]
-        return Acceptor(copy, lambda on_lost: HandshakeRetry(row.index, on_lost), row, siblings)
+        return Acceptor(copy, lambda on_lost: IndexSender(row.index, on_lost), row, siblings)
 
 
 @asynccontextmanager
-async def house(num_processes: int, kind: type[socket.socket] = socket.socket) -> AsyncIterator[House]:
-    built = House(num_processes, kind)
+async def acceptors(num_processes: int, kind: type[socket.socket] = socket.socket) -> AsyncIterator[Acceptors]:
+    built = Acceptors(num_processes, kind)
     for acceptor in built.acceptors:
         acceptor.start()
     try:
@@ -98,7 +98,7 @@ async def end(*writers: asyncio.StreamWriter) -> None:
 
 
 async def test_connections_one_after_another_go_round() -> None:
-    async with house(3) as built:
+    async with acceptors(3) as built:
         taken = []
         for _ in range(9):
             index, writer = await built.connect()
@@ -108,7 +108,7 @@ async def test_connections_one_after_another_go_round() -> None:
 
 
 async def test_many_at_once_are_all_taken_and_evenly() -> None:
-    async with house(3) as built:
+    async with acceptors(3) as built:
         taken = await asyncio.gather(*(built.connect() for _ in range(90)))
         assert sum(built.counts) == 90
         assert max(built.counts) - min(built.counts) <= 8
@@ -117,7 +117,7 @@ async def test_many_at_once_are_all_taken_and_evenly() -> None:
 
 
 async def test_what_is_the_turn_of_one_that_takes_nothing_is_taken_by_another() -> None:
-    async with house(2) as built:
+    async with acceptors(2) as built:
         built.acceptors[1].close()  # it still shows itself on the shared status
         taken = [await built.connect() for _ in range(20)]
         assert {index for index, _ in taken} == {0}
@@ -126,16 +126,36 @@ async def test_what_is_the_turn_of_one_that_takes_nothing_is_taken_by_another() 
 
 async def test_without_descriptors_it_waits_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor_module, "_NO_ROOM_PAUSE_S", 0.01)
-    async with house(1, FullTable) as built:
+    async with acceptors(1, FullTable) as built:
         index, writer = await built.connect()
         assert index == 0
         await end(writer)
 
 
 async def test_nothing_is_taken_after_close() -> None:
-    async with house(1) as built:
+    async with acceptors(1) as built:
         built.acceptors[0].close()
         built.acceptors[0].close()
         built.close()
         with pytest.raises(ConnectionRefusedError):
             await built.connect()
+
+
+async def test_a_connection_that_cannot_be_opened_is_closed_logged_and_not_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    row = StatusRow(0)
+
+    def fail(_on_lost: Callable[[], None]) -> asyncio.Protocol:
+        raise RuntimeError("broken on purpose")
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    acceptor = Acceptor(listener, fail, row, ())
+    acceptor.start()
+    async with asyncio.timeout(DEADLINE_S):
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        assert await reader.read() == b""
+    await end(writer)
+    await acceptor.aclose()
+    assert row.num_connections == 0
+    assert "broken on purpose" in caplog.text
