@@ -1,4 +1,7 @@
-"""The text facade over the engines: prompts in, streams of text out. Text stops here; below travel only ids."""
+"""The text facade over the engines: prompts in, streams of text out. Text stops here; below travel only ids.
+
+``generate`` reads as a request goes: encode, check, register, send. Outputs come back through ``_read_outputs``.
+"""
 
 import asyncio
 import logging
@@ -40,7 +43,7 @@ class AsyncLLM:
     """Generates text on the engines behind a client. Everything runs on one event loop.
 
     One task reads the client's outputs. Every stream that ``generate`` or ``chat`` returned ends exactly once, whatever
-    happens: by its engine, by ``abort``, by the death of the line, by ``aclose``.
+    happens: by its engine, by ``abort``, by the end of the client, by ``aclose``.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class AsyncLLM:
         *,
         keep_token_ids: bool = False,
     ) -> None:
-        """Wrap a client; ``aclose`` leaves it to whoever made it.
+        """Wrap a client; ``aclose`` leaves it open.
 
         rng: draws the seeds callers do not give. keep_token_ids: choices keep their tokens besides the text.
         """
@@ -118,7 +121,7 @@ class AsyncLLM:
             InvalidRequestError: a prompt is too long; tokens are named that the model does not have; a grammar is none;
                 the engines cannot do what is asked for; embeddings are not this model's.
             OverloadedError: no engine can take it now, or too many embeddings are held already.
-            EngineDeadError: the line to the engines is closed.
+            EngineDeadError: the client is closed.
         """
         return await self._submit(await self._encode(prompts, "prompt"), params, "prompt")
 
@@ -132,7 +135,7 @@ class AsyncLLM:
     ) -> RequestStream:
         """Work out one vector per prompt; choice i ends with that of prompt i in ``pooled``, and has no text.
 
-        dimensions: numbers that are wanted of each; whoever reads the vectors shortens them (``embeds.shorten``).
+        dimensions: numbers that are wanted of each; checked here, cut by the reader (``embeds.shorten``).
         data_parallel_rank, priority: as in ``GenerationParams``.
 
         Raises:
@@ -171,7 +174,7 @@ class AsyncLLM:
         for prompt in prompts:
             encoded.append(await self._tokenise(prompt, field, special=True) if isinstance(prompt, str) else prompt)
             if len(encoded) % _PROMPTS_PER_TURN == 0:
-                await asyncio.sleep(0)  # other requests get their turn
+                await asyncio.sleep(0)  # a thousand prompts must not hold the loop: others get their turn
         return encoded
 
     async def _tokenise(self, text: str, field: str, *, special: bool) -> list[int]:
@@ -206,10 +209,10 @@ class AsyncLLM:
         stream = RequestStream(
             [self._choice(index, request, params) for index, request in enumerate(requests)], created_at
         )
-        self._processor.register(stream)
+        self._processor.register(stream)  # before it is sent: its first output may come while the sending waits
         await self._send(stream, requests, params.data_parallel_rank)
         for request in requests:
-            if request.sample_index == 0:
+            if request.sample_index == 0:  # samples of one prompt share its tokens
                 self._stats.on_accepted(len(request.prompt_token_ids))
         return stream
 
@@ -304,7 +307,7 @@ class AsyncLLM:
                 if orphans:
                     await self._abort_on_engines(orphans)
         except EngineDeadError as error:
-            logger.warning("the line to the engines is closed: %s", error)
+            logger.warning("the connection to the engines is closed: %s", error)
             self._processor.fail_all(error, time.monotonic())
         except Exception as error:  # whatever it is, open streams must get their end
             logger.exception("the output loop failed")

@@ -6,7 +6,7 @@ from tokenizers import decoders
 
 from orchestrator.llm.tokenizer import REPLACEMENT, TextTokenizer
 
-_NUM_CONTEXT_TOKENS = 6
+_NUM_CONTEXT_TOKENS = 6  # enough for decoders that look at their neighbours; all of a prompt would cost its length
 
 
 class Detokenizer:

@@ -16,7 +16,11 @@ _FLOATS = {"f2": "float16", "f4": "float32"}
 
 
 class EmbedsBudget:
-    """Bounds the memory of all embeddings that anybody here still holds: prompts are kept until their end is known."""
+    """Bounds the memory of all prompts of embeddings in this process.
+
+    They are kept until their end is known, by the facade, the client and its table of what can be resumed. So what
+    counts is the life of the tensors themselves.
+    """
 
     def __init__(self, max_bytes: int = MAX_HELD_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -32,6 +36,7 @@ class EmbedsBudget:
         if self.num_held_bytes + num_bytes > self._max_bytes:
             raise OverloadedError(f"prompts hold {self.num_held_bytes} bytes of embeddings, close to the limit")
         self.num_held_bytes += num_bytes
+        # Not at exit: nobody reads the count any more, and tens of thousands of calls would delay the end.
         weakref.finalize(embeds, self._let_go, num_bytes).atexit = False
 
     def _let_go(self, num_bytes: int) -> None:
@@ -72,6 +77,7 @@ def from_matrix(matrix: Any, *, keeps_float64: bool = False) -> Tensor:
         )
     if not np.isfinite(matrix).all():
         raise InvalidRequestError(f"{FIELD} hold a value that is no number", FIELD)
+    # The wire is little-endian and without strides; nothing is copied when the caller's array is so already.
     matrix = np.ascontiguousarray(matrix, dtype=f"<{kind}")
     return Tensor(_FLOATS[kind], matrix.shape, matrix.view(np.uint8))
 

@@ -68,7 +68,7 @@ class GrammarChecker:
         self._thread = ThreadPoolExecutor(1, "grammar-check")
         self._worker: subprocess.Popen[bytes] | None = None  # touched in the thread alone, but for ``aclose``
         self._known: OrderedDict[tuple[str, str], Answer] = OrderedDict()
-        self._pending = msgspec.json.Decoder(Answer)
+        self._answers = msgspec.json.Decoder(Answer)
 
     async def check(self, grammar: Grammar) -> str:
         """Return a grammar in the form engines take.
@@ -110,14 +110,14 @@ class GrammarChecker:
         except BrokenPipeError:
             line = b""
         if line:
-            return self._pending.decode(line)
+            return self._answers.decode(line)
         status = self._reap()
         if status == -signal.SIGALRM:
             return Answer(error=f"the grammar takes more than {TIMEOUT_S:g} s to compile")
         return Answer(error="the grammar is more than its compiler can bear")
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        # It needs no signal when this process dies: its standard input ends then, and its time for a grammar soon.
+        # It needs no signal when this process dies: its input ends then, and its time for a grammar is bounded.
         self._worker = subprocess.Popen(
             [sys.executable, "-P", "-m", "orchestrator.llm.grammar_worker"],
             stdin=subprocess.PIPE,

@@ -40,7 +40,7 @@ class TokenTexts(dict[int, TokenText]):
 
     def _data(self, token_id: int) -> bytes:
         token: str = self._added.get(token_id) or self._backend.id_to_token(token_id) or ""
-        if token_id in self._added:
+        if token_id in self._added:  # kept as plain text, not in the alphabet of the others
             return token.encode()
         if self._bytes is not None and all(character in self._bytes for character in token):
             return bytes(self._bytes[character] for character in token)
@@ -63,7 +63,7 @@ class TokenLogprob(NamedTuple):
 
 
 class ChoiceLogprobs:
-    """Collects what was asked for. Read by the reply, written by the output loop.
+    """Collects the log-probabilities that were asked for. Read by the response, written by the output loop.
 
     prompt: the prompt's tokens, once they are known, when they were asked for.
     """
@@ -80,7 +80,8 @@ class ChoiceLogprobs:
         """Open.
 
         outputs, prompt: best tokens wanted per position; None when the tokens themselves are not wanted.
-        echo: the prompt begins the text, so its tokens come before the output's; this tells where each begins.
+        echo: the prompt begins the text, so its tokens come before the output's; decodes them, to find where
+            each begins.
         """
         self.prompt: list[TokenLogprob] | None = None
         self._texts = texts

@@ -1,6 +1,6 @@
-"""One accepted request on its way back: its choices, their text not yet taken, and its one end.
+"""The stream of one accepted request: its choices, their text not yet taken, and its one end.
 
-Written by the output loop, read by whoever answers the request, both on the same event loop. Always true: a choice
+Written by the output loop, read by the request's response, both on the same event loop. Always true: a choice
 that has a finish reason gets nothing more; a stream that is finished stays as it is.
 """
 
@@ -18,12 +18,12 @@ from orchestrator.llm.logprobs import ChoiceLogprobs
 class Choice:
     """One token stream of a request.
 
-    index: the place of the choice in the reply. request_id, sample_index: its name in the engines.
+    index: the place of the choice in the response. request_id, sample_index: its name in the engines.
     rank: the engine that serves it; -1 until it is sent. is_prompt_read: an engine has computed its prompt.
     first_token_at, last_token_at: monotonic seconds, 0 before the first token.
-    queue_time_s: what its engine says it waited; None before the first token.
-    token_ids: its tokens so far, where somebody wants them besides the text; else None.
-    echo: text of the prompt that goes out before its own; empty once it has. scores: log-probabilities, if asked for.
+    queue_time_s: how long it waited, by its engine; None before the first token.
+    token_ids: its tokens so far, where they are wanted besides the text; else None.
+    echo: text of the prompt that goes out before its own; empty once it has. logprobs: if asked for.
     finish_reason: ``stop``, ``length`` or ``abort``; None while it runs, or when the whole stream failed.
     pooled: the vector of its prompt, with the end, where that was asked for instead of text.
     """
@@ -124,11 +124,11 @@ class RequestStream:
         return True
 
     def notify(self) -> None:
-        """Tell the reader that there is something to take."""
+        """Call the reader: there is something to take."""
         if self._on_update is not None:
             self._on_update()
 
-    # --- read by whoever answers the request --------------------------------------------------------------------
+    # --- read by the response ------------------------------------------------------------------------------------
 
     def attach(self, on_update: Callable[[], None]) -> None:
         """Name the reader's callback. It is called from the output loop, once per batch, and must not block."""
@@ -147,7 +147,7 @@ class RequestStream:
         return fresh
 
     async def wait_finished(self) -> None:
-        """Wait for the end and take nothing: for whoever wants the whole text at once."""
+        """Wait for the end and take nothing, for readers that want the whole text at once."""
         ended = asyncio.Event()
         self.attach(lambda: ended.set() if self.finished else None)
         await ended.wait()
