@@ -16,7 +16,6 @@ from orchestrator.llm.params import GenerationParams
 from orchestrator.llm.request_output import EmbeddingOutput, RequestOutput, embedded_output, finished_output
 from orchestrator.llm.stream import RequestStream
 
-
 T = TypeVar("T")
 
 Encode = Callable[[], tuple[str | None, list[int] | Tensor]]
