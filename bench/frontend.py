@@ -25,7 +25,7 @@ from bench.http_load import Load, Result
 from bench.local_deployment import MODEL_NAME, LocalDeployment, local_deployment
 from bench.report import Row, finish, parse_arguments
 from engine.config.engine_config import SimConfig
-from orchestrator.api.sse import ChunkFormat
+from orchestrator.api.serving.sse import ChunkFormat
 
 NUM_STREAMS = 64
 NUM_TOKENS = 128

@@ -26,7 +26,7 @@ from engine.wire.ids import ClientId, EngineId
 from engine.wire.process import child_environment
 from lb.coordinator.config import CoordinatorSpec
 from metrics.shared_status import StatsMemory
-from orchestrator.api.config import ApiSpec
+from orchestrator.api.server.config import ApiSpec
 
 MODEL_NAME = "sim"
 

@@ -5,12 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from client.engine_connection import EngineConnection, Sender
-from engine.wire.errors import EngineDeadError, UtilityError
+from engine.wire.errors import EngineDeadError, UtilityError, UtilityErrorCode
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import UtilityOutput, UtilityRequest
-
-NO_ANSWER = "no answer within"
-"""How the reason of a rank begins that did not answer in time."""
 
 C = TypeVar("C")
 
@@ -105,7 +102,7 @@ class UtilityCalls:
         timeout_s: a rank that has not answered by then has failed; None waits for its answer or its death.
 
         Raises:
-            UtilityError: it failed on some ranks; holds their reasons and the others' results.
+            UtilityError: it failed on some ranks; holds their reasons and codes, and the others' results.
             EngineDeadError: no engine is there.
         """
         if not connections:
@@ -120,7 +117,8 @@ class UtilityCalls:
             return False
         if output.error is None:
             return self._pending.resolve(output.call_id, output.result)
-        error = UtilityError(callee.method, {engine_id.rank: output.error}, {})
+        rank = engine_id.rank
+        error = UtilityError(callee.method, {rank: output.error}, {}, {rank: output.error_code})
         return self._pending.resolve(output.call_id, error=error)
 
     def fail_engine(self, engine_id: EngineId, reason: str) -> None:
@@ -143,13 +141,22 @@ async def _gather(
         late = {rank for rank, call in calls.items() if call.cancel()}  # also when the caller itself is cancelled
     results: dict[int, Any] = {}
     failures: dict[int, str] = {}
+    codes: dict[int, UtilityErrorCode] = {}
     for rank, call in calls.items():
         if rank in late:
-            failures[rank] = f"{NO_ANSWER} {timeout_s:g} s"
+            failures[rank], codes[rank] = f"no answer within {timeout_s:g} s", UtilityErrorCode.NO_ANSWER
         elif (error := call.exception()) is None:
             results[rank] = call.result()
         else:
-            failures[rank] = error.failures[rank] if isinstance(error, UtilityError) else str(error) or repr(error)
+            failures[rank], codes[rank] = _reason(error, rank)
     if failures:
-        raise UtilityError(method, failures, results)
+        raise UtilityError(method, failures, results, codes)
     return results
+
+
+def _reason(error: BaseException, rank: int) -> tuple[str, UtilityErrorCode]:
+    """Return why a rank's call failed, for people and for programs."""
+    if isinstance(error, UtilityError):
+        return error.failures[rank], error.codes[rank]
+    code = UtilityErrorCode.ENGINE_DEAD if isinstance(error, EngineDeadError) else UtilityErrorCode.FAILED
+    return str(error) or repr(error), code

@@ -144,7 +144,7 @@ class CoreThread:
         try:
             return UtilityOutput(call.call_id, msgspec.to_builtins(self._core.call(call.method, call.args)))
         except Exception as error:  # noqa: BLE001 - the caller gets it; the engine lives
-            return UtilityOutput(call.call_id, error=f"{type(error).__name__}: {error}")
+            return UtilityOutput.of_error(call.call_id, error)
 
     def _send(self, outputs: list[EngineCoreOutput], **news: Any) -> None:
         self._out_seq += 1

@@ -224,7 +224,7 @@ class EngineCoreProc:
             return UtilityOutput(call.call_id, msgspec.to_builtins(self._core.call(call.method, call.args)))
         except Exception as error:  # the caller gets it, and a traceback only what is not the caller's own fault
             log.warning("utility %s failed", call.method, exc_info=not isinstance(error, ValueError))
-            return UtilityOutput(call.call_id, error=f"{type(error).__name__}: {error}")
+            return UtilityOutput.of_error(call.call_id, error)
 
     def _shut_down(self) -> None:
         """Give every sequence back to its client, those in the core and those not yet taken: they go on elsewhere."""

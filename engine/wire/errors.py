@@ -15,6 +15,7 @@ ShoalError
 """
 
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import Any
 
 from engine.wire.ids import EngineId
@@ -55,25 +56,43 @@ class EngineDeadError(EngineError):
         self.engine_id = engine_id
 
 
+class UtilityErrorCode(IntEnum):
+    """How a utility call failed on one rank.
+
+    FAILED: the method raised. UNKNOWN_METHOD: there is none of that name. The other two never travel, the client finds
+    them out itself. NO_ANSWER: not within the caller's time; it may have been done. ENGINE_DEAD: none will come.
+    """
+
+    FAILED = 0
+    UNKNOWN_METHOD = 1
+    NO_ANSWER = 2
+    ENGINE_DEAD = 3
+
+
 class UtilityError(EngineError):
     """A utility call failed on some ranks.
 
-    failures: rank -> reason. results: rank -> result of the ranks that did answer.
+    failures: rank -> reason, for people. codes: rank -> the kind of that failure, for programs; FAILED for those that
+    are not named. results: rank -> result of the ranks that did answer.
     """
 
-    def __init__(self, method: str, failures: Mapping[int, str], results: Mapping[int, Any]) -> None:
+    def __init__(
+        self,
+        method: str,
+        failures: Mapping[int, str],
+        results: Mapping[int, Any],
+        codes: Mapping[int, UtilityErrorCode] | None = None,
+    ) -> None:
         ranks = ", ".join(f"rank {rank}: {reason}" for rank, reason in sorted(failures.items()))
         super().__init__(f"{method} failed on {ranks}")
         self.method = method
         self.failures = dict(failures)
         self.results = dict(results)
+        self.codes = dict.fromkeys(failures, UtilityErrorCode.FAILED) | dict(codes or {})
 
 
 class UnknownMethodError(EngineError, ValueError):
-    """No utility method of that name is registered. A retry fails again.
-
-    As every failure of a utility it travels as text, which begins with the name of this class.
-    """
+    """No utility method of that name is registered. A retry fails again. Travels as ``UNKNOWN_METHOD``."""
 
     def __init__(self, method: str, known: Sequence[str]) -> None:
         super().__init__(f"no utility method {method!r}; there are {', '.join(known)}")

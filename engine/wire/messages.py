@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from engine.wire.control import ClusterSettings, Membership, MemberStatus
+from engine.wire.errors import UnknownMethodError, UtilityErrorCode
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.load import Load
 from engine.wire.logprobs import Logprobs
@@ -183,12 +184,20 @@ class EngineCoreOutput(Struct, array_like=True, gc=False):
 class UtilityOutput(Struct, array_like=True):
     """Answer to a ``UtilityRequest``, or a notification when ``call_id`` is ``EEP_NOTIFICATION_CALL_ID``.
 
-    error: None on success; else one sentence, and ``result`` is None.
+    error: None on success; else one sentence for people, and ``result`` is None. error_code: what kind of failure.
     """
 
     call_id: int
     result: Any = None
     error: str | None = None
+    error_code: UtilityErrorCode = UtilityErrorCode.FAILED
+
+    @classmethod
+    def of_error(cls, call_id: int, error: Exception) -> "UtilityOutput":
+        """Return the answer to a call that raised."""
+        if isinstance(error, UnknownMethodError):
+            return cls(call_id, error=str(error), error_code=UtilityErrorCode.UNKNOWN_METHOD)
+        return cls(call_id, error=f"{type(error).__name__}: {error}")
 
 
 class EngineCoreOutputs(Struct, array_like=True):

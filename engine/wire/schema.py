@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from engine.wire import control, ids, load, logprobs, messages, replicas, sampling
+from engine.wire.errors import UtilityErrorCode
 from engine.wire.states import EnginePhase, ReplicaState
 
 _MODULE = re.compile(r"\b(typing|engine\.wire\.\w+)\.")
@@ -33,8 +34,8 @@ def describe_wire() -> dict[str, Any]:
                 described[name] = _describe_struct(member)
             elif issubclass(member, Enum):
                 described[name] = _describe_enum(member)
-    for states in (EnginePhase, ReplicaState):  # the others of that module never travel
-        described[states.__name__] = _describe_enum(states)
+    for enum in (EnginePhase, ReplicaState, UtilityErrorCode):  # the rest of their modules never travels
+        described[enum.__name__] = _describe_enum(enum)
     return dict(sorted(described.items()))
 
 

@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP API in its own process."""
+"""The OpenAI-compatible HTTP API, in a process of its own; see the README beside this file."""

@@ -1,4 +1,4 @@
-"""Entry point of an API process: ``python -m orchestrator.api``, its spec as JSON on standard input."""
+"""The entry point of an API process: ``python -m orchestrator.api``, its spec as JSON on standard input."""
 
 import asyncio
 import gc
@@ -9,8 +9,9 @@ import uvloop
 
 from engine.wire.errors import ShoalError
 from engine.wire.process import configure_logging, die_with_parent, leave_process_group, read_spec
-from orchestrator.api.config import ApiSpec
-from orchestrator.api.server import ApiServer
+from orchestrator.api.server.config import ApiSpec
+from orchestrator.api.server.server import ApiServer
+from orchestrator.api.server.uvicorn_guard import check_uvicorn
 from orchestrator.llm.tokenizer import load_tokenizer
 from orchestrator.processes.module_guard import check_packages
 
@@ -18,6 +19,7 @@ from orchestrator.processes.module_guard import check_packages
 def main() -> int:
     """Run one API process to its end; return its exit status."""
     check_packages()
+    check_uvicorn()
     die_with_parent()
     leave_process_group()
     spec = read_spec(ApiSpec)

@@ -1,4 +1,7 @@
-"""Every error answer has OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Error responses, all in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``.
+
+``to_api_error`` is the one place where an exception gets its status.
+"""
 
 import logging
 import math
@@ -18,11 +21,11 @@ _REFUSALS = {"invalid": 400, "not_found": 404, "conflict": 409, "no_capacity": 4
 
 logger = logging.getLogger(__name__)
 
-_MAX_TEXT = 1_000  # characters of a message or a field's name in an answer
+_MAX_TEXT = 1_000  # characters of a message or a field's name: callers' own text may be part of either
 
 
 class ApiError(Exception):
-    """One error answer.
+    """One error response.
 
     kind: ``invalid_request_error``, ``overloaded_error`` or ``server_error``. param: the field at fault.
     retry_after_s: whole seconds for the Retry-After header, None for none. allow: methods of a 405.
@@ -64,7 +67,7 @@ class ApiError(Exception):
 
 
 class AdminError(ApiError):
-    """An error answer that also says what did work. facts: more fields of the body, beside ``error``."""
+    """An error response with what did work. facts: more fields of the body, beside ``error``."""
 
     def __init__(self, status: int, message: str, facts: Mapping[str, Any], code: str) -> None:
         super().__init__(status, message, "server_error", code=code)
@@ -76,7 +79,7 @@ class AdminError(ApiError):
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """Return the answer an exception gets. What nobody foresaw is logged and answered with 500 and no details."""
+    """Return the response an exception gets. An unforeseen one is logged and gets 500 without details."""
     match error:
         case ApiError():
             return error
@@ -102,7 +105,7 @@ def to_api_error(error: Exception) -> ApiError:
 
 
 def _from_fault(fault: Fault) -> ApiError:
-    """Return the answer for what the supervisor refused."""
+    """Return the response to what the supervisor refused."""
     if not fault.is_callers:
         return ApiError(500, fault.message, "server_error", code="control_failed")
     status = _REFUSALS.get(fault.code, 404 if fault.subject == "rank" else 400)
@@ -112,7 +115,8 @@ def _from_fault(fault: Fault) -> ApiError:
 
 
 def _from_validation(error: ValidationError) -> ApiError:
-    """Return the answer for the first of pydantic's findings."""
+    """Return the response to the first of pydantic's findings."""
+    # Input and context are left out: they may be megabytes, and are the caller's own.
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     param = _path(first["loc"])
     text = first["msg"].removeprefix("Value error, ")
@@ -125,8 +129,9 @@ def _from_validation(error: ValidationError) -> ApiError:
 
 
 def _from_request_validation(error: RequestValidationError) -> ApiError:
-    """Return the answer for the first thing wrong with a query, a path or a body that FastAPI has read."""
+    """Return the response to the first thing wrong with a query, a path or a body that FastAPI has read."""
     first = error.errors()[0]
+    # The first step says where a value stood, which callers know; what follows is the field.
     where = [step for step in first["loc"] if step not in ("query", "body", "path")]
     param = _path(where)
     text = str(first["msg"]).removeprefix("Value error, ")

@@ -1,4 +1,7 @@
-"""The text facade over the engines: prompts in, streams of text out. Text stops here; below travel only ids."""
+"""The text facade over the engines: prompts in, streams of text out. Text stops here; below travel only ids.
+
+``generate`` reads as a request goes: encode, check, register, send. Outputs come back through ``_read_outputs``.
+"""
 
 import asyncio
 import logging
@@ -15,16 +18,13 @@ from engine.wire.tensors import Tensor
 from lb.views.engine_view import EngineView
 from metrics.stats import ServingStats
 from orchestrator.llm.chat_template import Message
-from orchestrator.llm.choice_logprobs import ChoiceLogprobs
-from orchestrator.llm.detokenizer import Detokenizer
+from orchestrator.llm.detokenizer import Detokenizer, StopChecker
 from orchestrator.llm.embeds import EmbedsBudget
-from orchestrator.llm.limits import ModelLimits
+from orchestrator.llm.limits import ModelLimits, RuleEncoder, check_embeds_params, check_features, check_scheduling
+from orchestrator.llm.logprobs import ChoiceLogprobs, TokenTexts
 from orchestrator.llm.outputs import OutputProcessor, SequenceName
 from orchestrator.llm.params import EncodedRules, GenerationParams
-from orchestrator.llm.rules import RuleEncoder, check_embeds_params, check_features
-from orchestrator.llm.stop import StopChecker
 from orchestrator.llm.stream import Choice, RequestStream
-from orchestrator.llm.token_texts import TokenTexts
 from orchestrator.llm.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class AsyncLLM:
     """Generates text on the engines behind a client. Everything runs on one event loop.
 
     One task reads the client's outputs. Every stream that ``generate`` or ``chat`` returned ends exactly once, whatever
-    happens: by its engine, by ``abort``, by the death of the line, by ``aclose``.
+    happens: by its engine, by ``abort``, by the end of the client, by ``aclose``.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class AsyncLLM:
         *,
         keep_token_ids: bool = False,
     ) -> None:
-        """Wrap a client; ``aclose`` leaves it to whoever made it.
+        """Wrap a client; ``aclose`` leaves it open.
 
         rng: draws the seeds callers do not give. keep_token_ids: choices keep their tokens besides the text.
         """
@@ -92,11 +92,6 @@ class AsyncLLM:
         await self._rules.aclose()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    @property
-    def num_open(self) -> int:
-        """Return how many choices are being generated."""
-        return self._processor.num_open
-
     def engine_views(self) -> list[EngineView]:
         """Return what the client knows of each engine."""
         return self._client.engine_views()
@@ -126,7 +121,7 @@ class AsyncLLM:
             InvalidRequestError: a prompt is too long; tokens are named that the model does not have; a grammar is none;
                 the engines cannot do what is asked for; embeddings are not this model's.
             OverloadedError: no engine can take it now, or too many embeddings are held already.
-            EngineDeadError: the line to the engines is closed.
+            EngineDeadError: the client is closed.
         """
         return await self._submit(await self._encode(prompts, "prompt"), params, "prompt")
 
@@ -136,27 +131,32 @@ class AsyncLLM:
         *,
         dimensions: int | None = None,
         data_parallel_rank: int | None = None,
+        priority: int = 0,
     ) -> RequestStream:
         """Work out one vector per prompt; choice i ends with that of prompt i in ``pooled``, and has no text.
 
-        dimensions: numbers that are wanted of each; whoever reads the vectors shortens them (see ``vectors.py``).
+        dimensions: numbers that are wanted of each; checked here, cut by the reader (``embeds.shorten``).
+        data_parallel_rank, priority: as in ``GenerationParams``.
 
         Raises:
             InvalidRequestError: a prompt is too long, the model gives no vectors, or none so long.
             OverloadedError, EngineDeadError: as ``generate``.
         """
         created_at = time.monotonic()
+        params = GenerationParams(data_parallel_rank=data_parallel_rank, priority=priority)
         self._learn_limits()
         self._limits.check_vectors(dimensions)
+        check_scheduling(params)
         requests = []
         for token_ids in await self._encode(prompts, "input"):
             assert isinstance(token_ids, list), "vectors are made of tokens"
             self._limits.check_tokens(token_ids, "input")
             self._limits.check_length(len(token_ids), "input")
-            request = self._add_request(self._client.request_ids.draw(), 0, token_ids, SamplingParams(max_tokens=0))
+            name = self._client.request_ids.draw(), 0
+            request = self._add_request(name, token_ids, SamplingParams(max_tokens=0), params)
             request.pooling = PoolingParams()
             requests.append(request)
-        return await self._open(requests, GenerationParams(data_parallel_rank=data_parallel_rank), created_at)
+        return await self._open(requests, params, created_at)
 
     async def abort(self, stream: RequestStream) -> None:
         """End what is open of a stream with reason ``abort`` and free its place in the engines; idempotent."""
@@ -174,7 +174,7 @@ class AsyncLLM:
         for prompt in prompts:
             encoded.append(await self._tokenise(prompt, field, special=True) if isinstance(prompt, str) else prompt)
             if len(encoded) % _PROMPTS_PER_TURN == 0:
-                await asyncio.sleep(0)  # other requests get their turn
+                await asyncio.sleep(0)  # a thousand prompts must not hold the loop: others get their turn
         return encoded
 
     async def _tokenise(self, text: str, field: str, *, special: bool) -> list[int]:
@@ -200,6 +200,7 @@ class AsyncLLM:
         self._limits.check_tokens(params.allowed_token_ids, "allowed_token_ids")
         self._limits.check_tokens(list(params.logit_bias), "logit_bias")
         check_features(params, self._limits.features)
+        check_scheduling(params)
         rules = await self._rules.encode(params)
         requests = [request for prompt in prompts for request in self._requests_of(prompt, params, rules, field)]
         return await self._open(requests, params, created_at)
@@ -208,10 +209,10 @@ class AsyncLLM:
         stream = RequestStream(
             [self._choice(index, request, params) for index, request in enumerate(requests)], created_at
         )
-        self._processor.register(stream)
+        self._processor.register(stream)  # before it is sent: its first output may come while the sending waits
         await self._send(stream, requests, params.data_parallel_rank)
         for request in requests:
-            if request.sample_index == 0:
+            if request.sample_index == 0:  # samples of one prompt share its tokens
                 self._stats.on_accepted(len(request.prompt_token_ids))
         return stream
 
@@ -236,7 +237,8 @@ class AsyncLLM:
         request_id = self._client.request_ids.draw()
         if embeds is not None:
             self._embeds_budget.hold(embeds)
-        return [self._add_request(request_id, sample, token_ids, sampling, embeds) for sample in range(params.n)]
+        names = [(request_id, sample) for sample in range(params.n)]
+        return [self._add_request(name, token_ids, sampling, params, embeds) for name in names]
 
     def _placeholders(self, embeds: Tensor, params: GenerationParams) -> list[int]:
         """Return what stands where the tokens of a prompt of embeddings would."""
@@ -246,21 +248,23 @@ class AsyncLLM:
 
     def _add_request(
         self,
-        request_id: int,
-        sample_index: int,
+        name: SequenceName,
         token_ids: list[int],
         sampling: SamplingParams,
+        params: GenerationParams,
         embeds: Tensor | None = None,
     ) -> AddRequest:
         return AddRequest(
             client_id=self._client.client_id,
-            channel_seq=0,
-            request_id=request_id,
-            sample_index=sample_index,
+            channel_seq=0,  # stamped by the client when it sends
+            request_id=name[0],
+            sample_index=name[1],
             attempt=0,
             prompt_token_ids=token_ids,
             output_token_ids=[],
             sampling=sampling,
+            priority=params.priority,
+            cache_salt=params.cache_salt,
             prompt_embeds=embeds,
         )
 
@@ -302,7 +306,7 @@ class AsyncLLM:
                 if orphans:
                     await self._abort_on_engines(orphans)
         except EngineDeadError as error:
-            logger.warning("the line to the engines is closed: %s", error)
+            logger.warning("the connection to the engines is closed: %s", error)
             self._processor.fail_all(error, time.monotonic())
         except Exception as error:  # whatever it is, open streams must get their end
             logger.exception("the output loop failed")

@@ -1,9 +1,13 @@
-"""Many prompts through the facade, so many at a time that every engine is full and picks still follow the load."""
+"""Batches of prompts through ``AsyncLLM``: a bounded number under way at once, an output for each, and a bar."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from engine.wire.errors import ShoalError
 from engine.wire.tensors import Tensor
@@ -38,14 +42,14 @@ async def run_batch(
     outputs: dict[int, T] = {}
     waiting = iter(enumerate(work))
 
-    async def labour() -> None:
-        for index, piece in waiting:  # shared: each takes the next one
+    async def work_off() -> None:
+        for index, piece in waiting:  # one iterator for all of these: each takes the next piece
             outputs[index] = await piece()
             on_done(outputs[index])
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(num_open, len(work))):
-            group.create_task(labour())
+            group.create_task(work_off(), name="llm-batch")
     return [outputs[index] for index in range(len(work))]
 
 
@@ -84,3 +88,41 @@ async def _finished(llm: AsyncLLM, stream: RequestStream) -> None:
     except asyncio.CancelledError:
         await llm.abort(stream)
         raise
+
+
+@contextmanager
+def loading_status(*, shown: bool) -> Iterator[Callable[[str], None]]:
+    """Show in one line what is being loaded; yields the function that changes it."""
+    if not shown:
+        yield lambda _text: None
+        return
+    with Console(stderr=True).status("loading") as status:
+        yield status.update
+
+
+@contextmanager
+def prompts_bar(num_prompts: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """Show a bar of finished prompts and the tokens per second so far.
+
+    Yields the function that takes the number of tokens of each prompt as it ends, in any thread.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    num_tokens = 0
+    with Progress(*columns, console=Console(stderr=True), disable=not shown) as bar:
+        bar.add_task("prompts", total=num_prompts, rate="")
+        (task,) = bar.tasks
+
+        def on_done(count: int) -> None:
+            nonlocal num_tokens
+            num_tokens += count
+            rate = num_tokens / task.elapsed if task.elapsed else 0.0
+            bar.update(task.id, advance=1, rate=f"{rate:,.0f} tokens/s")
+
+        yield on_done

@@ -1,4 +1,4 @@
-"""Chat messages to prompt text, exactly as the model's own template says.
+"""The chat template: messages to prompt text, exactly as the model's own template renders them.
 
 The rules are those of Hugging Face's ``apply_chat_template``: an immutable sandbox, trimmed blocks, loop controls, a
 ``tojson`` that does not escape HTML, ``raise_exception`` and ``strftime_now``. Its own function is not used: it costs

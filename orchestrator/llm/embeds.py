@@ -1,6 +1,8 @@
-"""Prompts given as embeddings: from arrays to what travels, and how much of it may be held at once."""
+"""Embeddings on both ways: prompts given as embeddings, how much of them may be held at once, vectors of prompts."""
 
+import math
 import weakref
+from array import array
 from typing import Any
 
 from engine.wire.errors import InvalidRequestError, OverloadedError
@@ -14,7 +16,11 @@ _FLOATS = {"f2": "float16", "f4": "float32"}
 
 
 class EmbedsBudget:
-    """Bounds the memory of all embeddings that anybody here still holds: prompts are kept until their end is known."""
+    """Bounds the memory of all prompts of embeddings in this process.
+
+    They are kept until their end is known, by the facade, the client and its table of what can be resumed. So what
+    counts is the life of the tensors themselves.
+    """
 
     def __init__(self, max_bytes: int = MAX_HELD_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -30,6 +36,7 @@ class EmbedsBudget:
         if self.num_held_bytes + num_bytes > self._max_bytes:
             raise OverloadedError(f"prompts hold {self.num_held_bytes} bytes of embeddings, close to the limit")
         self.num_held_bytes += num_bytes
+        # Not at exit: nobody reads the count any more, and tens of thousands of calls would delay the end.
         weakref.finalize(embeds, self._let_go, num_bytes).atexit = False
 
     def _let_go(self, num_bytes: int) -> None:
@@ -70,5 +77,16 @@ def from_matrix(matrix: Any, *, keeps_float64: bool = False) -> Tensor:
         )
     if not np.isfinite(matrix).all():
         raise InvalidRequestError(f"{FIELD} hold a value that is no number", FIELD)
+    # The wire is little-endian and without strides; nothing is copied when the caller's array is so already.
     matrix = np.ascontiguousarray(matrix, dtype=f"<{kind}")
     return Tensor(_FLOATS[kind], matrix.shape, matrix.view(np.uint8))
+
+
+def shorten(vector: Tensor, dimensions: int | None) -> "array[float]":
+    """Return the first ``dimensions`` numbers of a float32 vector, of length 1 again; all as they are for None."""
+    values = array("f", vector.data.tobytes())
+    if dimensions is None or dimensions >= len(values):
+        return values
+    values = values[:dimensions]
+    length = math.hypot(*values) or 1.0
+    return array("f", [value / length for value in values])

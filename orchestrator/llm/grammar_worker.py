@@ -1,29 +1,58 @@
 """The process that tries grammars: ``python -m orchestrator.llm.grammar_worker``, one JSON line in, one out.
 
-A grammar is a small program of a stranger. Compiling one may take practically for ever, or break the compiler, and
+A grammar is a small program from outside. Compiling one may take practically for ever, or break the compiler, and
 neither can be stopped inside a process that has other things to do. This one has none: when its time for a grammar is
 over, the kernel ends it.
+
+The messages of the two processes are defined here, so that the worker imports nothing else of the server (25 MB); the
+compiler is imported by the functions that need it, so that the API process, which knows the messages, does not load it.
 """
 
 import resource
 import signal
 import sys
+from enum import StrEnum
 from typing import Any
 
 import msgspec
-from llguidance import LLMatcher
+from msgspec import Struct
 
-from orchestrator.llm.grammar import TIMEOUT_S, Answer, GrammarKind, Question
+TIMEOUT_S = 1.0
+"""What a grammar may take to compile."""
 
 _MEMORY_BYTES = 1 << 30
 _MAX_REASON = 300
 
+# JSON may hold any amount of white space between its tokens, and small models fill their whole answer with it.
 _WHITESPACE: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
-"""JSON may hold any amount of white space, and small models fall in love with it."""
+
+
+class GrammarKind(StrEnum):
+    """How a grammar is written: JSON schema (draft 2020-12), Rust regular expression, or Lark."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+class Question(Struct):
+    """A grammar to try."""
+
+    kind: GrammarKind
+    source: str
+
+
+class Answer(Struct):
+    """grammar: the form engines take; empty when ``error`` says in one sentence what is wrong."""
+
+    grammar: str = ""
+    error: str = ""
 
 
 def try_grammar(kind: GrammarKind, source: str) -> Answer:
     """Translate a grammar and compile it, without a tokenizer."""
+    from llguidance import LLMatcher
+
     try:
         grammar = _translate(kind, source)
     except ValueError as error:
@@ -34,6 +63,8 @@ def try_grammar(kind: GrammarKind, source: str) -> Answer:
 
 def main() -> None:
     """Answer until standard input ends."""
+    import llguidance  # noqa: F401 - before the first timer runs: loading it must not count as compiling
+
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     questions = msgspec.json.Decoder(Question)
@@ -51,6 +82,8 @@ def _one_line(reason: str) -> str:
 
 
 def _translate(kind: GrammarKind, source: str) -> str:
+    from llguidance import LLMatcher
+
     match kind:
         case GrammarKind.JSON_SCHEMA:
             return LLMatcher.grammar_from_json_schema(source, defaults=_WHITESPACE)

@@ -25,13 +25,13 @@ from engine.wire.tensors import Tensor
 from lb.views.engine_view import EngineView
 from metrics.stats import ServingStats
 from orchestrator.config.engine_config import engine_config
+from orchestrator.config.serve_config import ServeConfig
+from orchestrator.config.sources import ConfigError, Setting, nearest, validate
 from orchestrator.llm.async_llm import AsyncLLM
-from orchestrator.llm.batch import Encode, Job, embed_one, generate_one, run_batch
+from orchestrator.llm.batch import Encode, Job, embed_one, generate_one, loading_status, prompts_bar, run_batch
 from orchestrator.llm.chat_template import Message
-from orchestrator.llm.choice_logprobs import TokenLogprob
 from orchestrator.llm.embeds import from_array
-from orchestrator.llm.offline_config import offline_config
-from orchestrator.llm.offline_progress import loading_status, prompts_bar
+from orchestrator.llm.logprobs import TokenLogprob
 from orchestrator.llm.params import GenerationParams
 from orchestrator.llm.request_output import CompletionOutput, EmbeddingOutput, RequestMetrics, RequestOutput
 from orchestrator.llm.tokenizer import TextTokenizer, load_tokenizer
@@ -58,8 +58,12 @@ Params = GenerationParams | Sequence[GenerationParams] | None
 Conversation = Sequence[Message]
 Output = TypeVar("Output", RequestOutput, EmbeddingOutput)
 
-_OPEN_PER_SEAT = 2
+_OPEN_PER_SLOT = 2
 """Prompts under way per sequence that the engines can run at once: one that runs and one that waits to."""
+
+# Groups and options of ``ServeConfig`` that mean something without a server.
+_GROUPS = frozenset({"model", "engine", "parallelism", "scheduler", "sim"})
+_SERVED_ONLY = frozenset({"served_model_name", "sim_report_delay_s"})
 
 
 class LLM:
@@ -82,7 +86,7 @@ class LLM:
         """
         config = offline_config({"model": model, **options})
         resolved = resolve_model(config.model) if config.engine == "torch" and config.model is not None else None
-        self._num_open = _OPEN_PER_SEAT * config.max_num_seqs * config.data_parallel_size
+        self._num_open = _OPEN_PER_SLOT * config.max_num_seqs * config.data_parallel_size
         loop = LoopThread("llm")
         try:
             self._tokenizer = _load_tokenizer(loop, resolved)
@@ -190,6 +194,34 @@ class LLM:
             raise EngineDeadError("; ".join(f"engine {view.engine_id}: {view.reason}" for view in views))
 
 
+def offline_options() -> frozenset[str]:
+    """Return the names that offline use takes."""
+    return (
+        frozenset(
+            name
+            for name, field in ServeConfig.model_fields.items()
+            if isinstance(field.json_schema_extra, dict) and field.json_schema_extra["group"] in _GROUPS
+        )
+        - _SERVED_ONLY
+    )
+
+
+def offline_config(options: Mapping[str, Any]) -> ServeConfig:
+    """Return the configuration; what has no meaning here keeps its default.
+
+    Raises:
+        ConfigError: an option that does not exist or needs a server, or a value it cannot take; names it.
+    """
+    known = offline_options()
+    for name in options:
+        if name in ServeConfig.model_fields and name not in known:
+            raise ConfigError(f"{name} is an option of `shoal serve`; there is no server here")
+        if name not in known:
+            raise ConfigError(f"unknown option {name}{nearest(name, known)}")
+    settings = {name: Setting(value, name) for name, value in options.items()}
+    return validate({**settings, "executor": Setting("local", "executor")})
+
+
 def _num_drawn(output: RequestOutput) -> int:
     return sum(len(sample.token_ids) for sample in output.outputs)
 
@@ -223,11 +255,11 @@ def _finalize(loop: LoopThread, llm: AsyncLLM, client: InprocClient) -> None:
 def _load_tokenizer(loop: LoopThread, model: ResolvedModel | None) -> TextTokenizer:
     if model is None:
         return load_tokenizer(None)
-    return load_tokenizer(Path(loop.run(find_tokenizer(model, lambda line: _log.info("%s", line)))))
+    return load_tokenizer(Path(loop.run(find_tokenizer(model, lambda text: _log.info("%s", text)))))
 
 
 def _core_maker(config: EngineConfig, show: Callable[[str], None]) -> MakeCore:
-    # Only here, so that whoever imports this module for its types loads no engine.
+    # Only here: an import of this module for its types loads no engine.
     from engine.loading import load_rank
 
     def make(engine_id: EngineId) -> Any:

@@ -1,7 +1,7 @@
-"""The only loop over tokens: one engine message in, text on the streams it concerns out.
+"""The output processor, the only loop over tokens: one engine message in, text on the streams it concerns out.
 
 Everything that happens per token happens here and nowhere else, so this is where its cost is kept low: the clock is
-read once per batch, each stream is told once per batch, counters are raised once per batch.
+read once per batch, each reader is called once per batch, counters are raised once per batch.
 """
 
 import logging
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from engine.wire.errors import EngineError, InvalidRequestError, ShoalError
 from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, ErrorKind, FinishReason
 from metrics.stats import ServingStats
-from orchestrator.llm.stop import StopChecker
+from orchestrator.llm.detokenizer import StopChecker
 from orchestrator.llm.stream import Choice, RequestStream
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class OutputProcessor:
         return list(dict.fromkeys(stream for _, stream in self._open.values()))
 
     def register(self, stream: RequestStream) -> None:
-        """Expect outputs for all choices of a stream; before they are sent, so that no answer finds nobody."""
+        """Expect outputs for all choices of a stream; before they are sent, so that no output comes too early."""
         for choice in stream.choices:
             self._open[choice.key] = choice, stream
 
@@ -68,11 +68,11 @@ class OutputProcessor:
 
         now: monotonic seconds, the same clock as ``RequestStream.created_at``.
 
-        Returns the sequences that ended here but not on their engine, which has to be told.
+        Returns the sequences that ended here but not on their engine, to abort there.
         """
         work = _BatchWork(batch.engine_id.rank, now)
         num_tokens = 0
-        touched: dict[RequestStream, None] = {}
+        touched: dict[RequestStream, None] = {}  # ordered, so that readers are called in the order of the outputs
         find = self._open.get
         for output in batch.outputs:
             found = find((output.request_id, output.sample_index))
@@ -93,7 +93,7 @@ class OutputProcessor:
         return work.orphans
 
     def finish(self, stream: RequestStream, reason: str, now: float) -> list[SequenceName]:
-        """End what is still open of a stream and tell its reader; return the sequences to abort on their engines."""
+        """End what is still open of a stream and call its reader; return the sequences to abort on their engines."""
         names = []
         for choice in stream.choices:
             if choice.finish_reason is None and choice.key in self._open:
@@ -103,7 +103,7 @@ class OutputProcessor:
         return names
 
     def fail(self, stream: RequestStream, error: ShoalError, now: float) -> list[SequenceName]:
-        """End a whole stream with an error, without telling its reader; return the sequences to abort."""
+        """End a whole stream with an error, without calling its reader; return the sequences to abort."""
         names = [choice.key for choice in stream.choices if self._open.pop(choice.key, None) is not None]
         if stream.fail(error):
             reason = "reject" if isinstance(error, InvalidRequestError) else "error"
@@ -113,7 +113,7 @@ class OutputProcessor:
         return names
 
     def fail_all(self, error: ShoalError, now: float) -> None:
-        """End every open stream with an error and tell its reader."""
+        """End every open stream with an error and call its reader."""
         for stream in self.open_streams():
             self.fail(stream, error, now)
             self._notify(stream, now)
@@ -134,7 +134,7 @@ class OutputProcessor:
             self._apply(choice, stream, output, work)
 
     def _apply(self, choice: Choice, stream: RequestStream, output: EngineCoreOutput, work: _BatchWork) -> None:
-        if choice.rank < 0:  # it answers before the sending has returned
+        if choice.rank < 0:  # the output came before the sending returned
             choice.rank = work.rank
         if choice.echo or choice.logprobs is not None:
             self._begin(choice, stream, output)
@@ -147,6 +147,7 @@ class OutputProcessor:
             if text:
                 stream.add_text(choice, text)
         elif output.finish_reason is FinishReason.ERROR:
+            # One error for the whole request: its caller can do nothing with the choices that are left.
             error = _ERRORS[output.error_kind](output.error or "the engine failed this request")
             names = self.fail(stream, error, work.now)
             work.orphans += [name for name in names if name != choice.key]
@@ -195,6 +196,7 @@ class OutputProcessor:
     def _last_text(self, choice: Choice) -> tuple[str, bool]:
         """Return what was held back, and whether it completes a stop string."""
         tail = choice.detokenizer.flush()
+        # The tail may complete a stop string that was held back, in whose place the text then ends.
         if choice.stop is None:
             return tail, False
         text, stopped = choice.stop.feed(tail)
@@ -206,13 +208,13 @@ class OutputProcessor:
             self._observe_end(choice, stream, reason, now)
 
     def _notify(self, stream: RequestStream, now: float) -> list[SequenceName]:
-        """Tell a reader what is new; one that fails loses its request, whose open sequences are returned."""
+        """Call a stream's reader; one that fails loses its request, whose open sequences are returned."""
         try:
             stream.notify()
         except Exception as error:  # its trouble must not end the loop of all others
             logger.exception("a request's reader failed")
             stream.detach()
-            return self.fail(stream, ShoalError(f"the reply could not be written: {error}"), now)
+            return self.fail(stream, ShoalError(f"the response could not be written: {error}"), now)
         return []
 
     def _observe_batch(self, work: _BatchWork, num_tokens: int) -> None:

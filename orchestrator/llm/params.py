@@ -1,4 +1,4 @@
-"""What a caller asks of a generation, and what becomes of it for one prompt on one model."""
+"""The parameters of a generation: as a caller gives them, and as sampling parameters for one prompt on one model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ _SEED_MODULUS = 1 << 63  # engines read seeds as non-negative 64-bit numbers
 
 
 class EncodedRules(NamedTuple):
-    """What of the parameters depends on the model. bad_words: their tokens. grammar: in the engines' form."""
+    """The parameters whose form depends on the model. bad_words: their tokens. grammar: in the engines' form."""
 
     bad_words: tuple[tuple[int, ...], ...] = ()
     grammar: str | None = None
@@ -30,9 +30,13 @@ class GenerationParams:
     seed: None lets the server draw one per prompt. stop: strings that end a choice.
     data_parallel_rank: serve on this rank; None lets the load decide.
     bad_words: texts that never appear in the output, as far as tokens can tell.
-    logprobs, prompt_logprobs: best tokens told with each token of output or prompt; None tells nothing.
+    logprobs, prompt_logprobs: how many best tokens come with each token of output or prompt; None: no
+        log-probabilities.
     echo: the prompt begins the text, and its tokens the log-probabilities.
     grammar: what the output must match.
+    priority: lower is served first; equal ones in the order they came, as in vLLM.
+    cache_salt: cached blocks of the prompt are shared only with requests of the same salt; None with those without one.
+        Not empty. A caller who does not know it cannot find out, by how fast an answer comes, what others have asked.
     """
 
     n: int = 1
@@ -59,10 +63,12 @@ class GenerationParams:
     prompt_logprobs: int | None = None
     echo: bool = False
     grammar: Grammar | None = None
+    priority: int = 0
+    cache_salt: str | None = None
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Return the best tokens an engine has to tell with each prompt token; None when it has nothing to tell."""
+        """Return how many best tokens an engine sends with each prompt token; None for no log-probabilities of them."""
         wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((number for number in wanted if number is not None), default=None)
 
@@ -110,7 +116,7 @@ class GenerationParams:
 
     def _max_tokens(self, num_prompt_tokens: int, max_model_len: int, prompt_field: str) -> int:
         room = max_model_len - num_prompt_tokens
-        num_needed = 0 if self.max_tokens == 0 else 1
+        num_needed = 0 if self.max_tokens == 0 else 1  # a prompt that is only scored may fill the whole context
         if num_prompt_tokens == 0:
             raise InvalidRequestError("the prompt is empty: it must hold at least one token", prompt_field)
         if room < num_needed:

@@ -1,12 +1,12 @@
-"""What offline use returns."""
+"""The outputs of offline use: one per prompt, with its samples or its vector."""
 
 import time
 from dataclasses import dataclass
 
 from engine.wire.errors import OverloadedError, ShoalError
-from orchestrator.llm.choice_logprobs import TokenLogprob
+from orchestrator.llm.embeds import shorten
+from orchestrator.llm.logprobs import TokenLogprob
 from orchestrator.llm.stream import Choice, RequestStream
-from orchestrator.llm.vectors import shorten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,8 @@ class CompletionOutput:
 class RequestMetrics:
     """How long one prompt took, in seconds from the moment it was handed to the engines.
 
-    queue_time_s: what the engine says its first sample waited. ttft_s: until the first token of any sample. None: there
-        was no token. e2e_s: until its end.
+    queue_time_s: how long its first sample waited, by its engine. ttft_s: until the first token of any sample. None for
+        both: there was no token. e2e_s: until its end.
     """
 
     queue_time_s: float | None
@@ -108,9 +108,9 @@ def finished_output(prompt: str | None, prompt_token_ids: list[int], stream: Req
 
 
 def _prompt_logprobs(stream: RequestStream) -> list[TokenLogprob] | None:
-    """Return those of whichever sample told them: they are the same for all."""
-    logprobs = [choice.logprobs for choice in stream.choices if choice.logprobs is not None]
-    return next((told.prompt for told in logprobs if told.prompt is not None), None)
+    """Return those of the first sample that has them: they are the same for all."""
+    collected = [choice.logprobs for choice in stream.choices if choice.logprobs is not None]
+    return next((logprobs.prompt for logprobs in collected if logprobs.prompt is not None), None)
 
 
 def _completion(choice: Choice) -> CompletionOutput:

@@ -1,30 +1,29 @@
-"""One accepted request on its way back: its choices, their text not yet taken, and its one end.
+"""The stream of one accepted request: its choices, their text not yet taken, and its one end.
 
-Written by the output loop, read by whoever answers the request, both on the same event loop. Always true: a choice
+Written by the output loop, read by the request's response, both on the same event loop. Always true: a choice
 that has a finish reason gets nothing more; a stream that is finished stays as it is.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.wire.errors import ShoalError
 from engine.wire.tensors import Tensor
-from orchestrator.llm.choice_logprobs import ChoiceLogprobs
-from orchestrator.llm.detokenizer import Detokenizer
-from orchestrator.llm.stop import StopChecker
+from orchestrator.llm.detokenizer import Detokenizer, StopChecker
+from orchestrator.llm.logprobs import ChoiceLogprobs
 
 
 @dataclass(slots=True, eq=False)
 class Choice:
     """One token stream of a request.
 
-    index: the place of the choice in the reply. request_id, sample_index: its name in the engines.
+    index: the place of the choice in the response. request_id, sample_index: its name in the engines.
     rank: the engine that serves it; -1 until it is sent. is_prompt_read: an engine has computed its prompt.
     first_token_at, last_token_at: monotonic seconds, 0 before the first token.
-    queue_time_s: what its engine says it waited; None before the first token.
-    token_ids: its tokens so far, where somebody wants them besides the text; else None.
-    echo: text of the prompt that goes out before its own; empty once it has. scores: log-probabilities, if asked for.
+    queue_time_s: how long it waited, by its engine; None before the first token.
+    token_ids: its tokens so far, where they are wanted besides the text; else None.
+    echo: text of the prompt that goes out before its own; empty once it has. logprobs: if asked for.
     finish_reason: ``stop``, ``length`` or ``abort``; None while it runs, or when the whole stream failed.
     pooled: the vector of its prompt, with the end, where that was asked for instead of text.
     """
@@ -60,15 +59,6 @@ class Choice:
         text = parts[0] if len(parts) == 1 else "".join(parts)
         parts.clear()
         return text
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """News of one choice: text, and with the last of it why it ended."""
-
-    index: int
-    text: str
-    finish_reason: str | None
 
 
 class RequestStream:
@@ -134,11 +124,11 @@ class RequestStream:
         return True
 
     def notify(self) -> None:
-        """Tell the reader that there is something to take."""
+        """Call the reader: there is something to take."""
         if self._on_update is not None:
             self._on_update()
 
-    # --- read by whoever answers the request --------------------------------------------------------------------
+    # --- read by the response ------------------------------------------------------------------------------------
 
     def attach(self, on_update: Callable[[], None]) -> None:
         """Name the reader's callback. It is called from the output loop, once per batch, and must not block."""
@@ -157,25 +147,7 @@ class RequestStream:
         return fresh
 
     async def wait_finished(self) -> None:
-        """Wait for the end and take nothing: for whoever wants the whole text at once."""
+        """Wait for the end and take nothing, for readers that want the whole text at once."""
         ended = asyncio.Event()
         self.attach(lambda: ended.set() if self.finished else None)
         await ended.wait()
-
-    async def deltas(self) -> AsyncIterator[Delta]:
-        """Yield news of all choices until the end.
-
-        Raises:
-            ShoalError: the stream ended with that error.
-        """
-        wakeup = asyncio.Event()
-        self.attach(wakeup.set)
-        while True:
-            await wakeup.wait()
-            wakeup.clear()
-            for choice in self.take():
-                yield Delta(choice.index, choice.take_text(), choice.finish_reason)
-            if self.error is not None:
-                raise self.error
-            if self.finished:
-                return

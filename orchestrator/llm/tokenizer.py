@@ -1,4 +1,4 @@
-"""Text to token ids and back: the model's own tokenizer, or the sim engine's bytes.
+"""The tokenizer: text to token ids and back, by the model's own files or as the sim engine's bytes.
 
 Only the ``tokenizers`` library is used: ``transformers.AutoTokenizer`` would load torch into the API process.
 """

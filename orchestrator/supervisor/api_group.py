@@ -9,7 +9,7 @@ from typing import Any
 from engine.wire.errors import ShoalError
 from engine.wire.ids import ClientId
 from metrics.shared_status import StatsMemory
-from orchestrator.api.config import ApiSpec
+from orchestrator.api.server.config import ApiSpec
 from orchestrator.processes.child_process import LineSink
 from orchestrator.processes.process_supervisor import ProcessSpec, ProcessSupervisor
 from orchestrator.processes.restarts import RestartRule

@@ -15,7 +15,7 @@ from engine.wire.endpoints import WireSecurity
 from engine.wire.ids import ClientId, EngineId
 from lb.coordinator.config import CoordinatorEndpoints, CoordinatorSpec, LockstepConfig
 from metrics.shared_status import StatsMemory
-from orchestrator.api.config import ApiSpec
+from orchestrator.api.server.config import ApiSpec
 from orchestrator.config.serve_config import SECRET_OPTIONS, ServeConfig
 from orchestrator.supervisor.endpoints import Endpoints
 from orchestrator.supervisor.preflight import Listener

@@ -14,7 +14,11 @@ from tests.house.repository import PACKAGES, ROOT
 PLANTED = {
     "lb/views/planted.py": ("import client", "requests go one way: orchestrator -> client -> lb -> engine"),
     "engine/scheduler/planted.py": ("import engine.core.native", "the rooms of the engine are layers"),
-    "orchestrator/ranks/planted.py": ("import orchestrator.api.app", "the rooms of the orchestrator are layers"),
+    "orchestrator/ranks/planted.py": ("import orchestrator.api.admin.app", "the rooms of the orchestrator are layers"),
+    "orchestrator/api/admin/planted.py": (
+        "import orchestrator.api.serving.generation",
+        "the rooms of the HTTP API are layers",
+    ),
     "lb/routing/planted.py": (
         "import lb.coordinator.state",
         "picks, views and the coordinator know nothing of each other",

@@ -3,9 +3,8 @@
 from engine.wire.ids import ClientId, EngineId
 from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs
 from metrics.stats import ServingStats
-from orchestrator.llm.detokenizer import Detokenizer
+from orchestrator.llm.detokenizer import Detokenizer, StopChecker
 from orchestrator.llm.outputs import OutputProcessor
-from orchestrator.llm.stop import StopChecker
 from orchestrator.llm.stream import Choice, RequestStream
 from orchestrator.llm.tokenizer import byte_tokenizer
 

@@ -5,9 +5,8 @@ import pytest
 from engine.wire.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from engine.wire.messages import FinishReason
 from orchestrator.llm.params import GenerationParams
-from orchestrator.llm.stream import Delta
 from orchestrator.llm.tokenizer import byte_tokenizer
-from tests.unit.llm.scripted_client import ScriptedClient, facade
+from tests.unit.llm.scripted_client import ScriptedClient, ends_of, facade
 
 
 async def test_a_prompt_travels_as_ids_and_comes_back_as_text() -> None:
@@ -18,9 +17,7 @@ async def test_a_prompt_travels_as_ids_and_comes_back_as_text() -> None:
         assert request.prompt_token_ids == list(b"abc")
         client.say(request, "x")
         client.say(request, "y", FinishReason.LENGTH)
-        deltas = [delta async for delta in stream.deltas()]
-    assert "".join(delta.text for delta in deltas) == "xy"
-    assert deltas[-1].finish_reason == "length"
+        assert await ends_of(stream) == [("xy", "length")]
     assert client.aborted == []
 
 
@@ -40,7 +37,7 @@ async def test_a_refusal_half_way_takes_back_what_was_sent() -> None:
     async with facade(client) as llm:
         with pytest.raises(OverloadedError):
             await llm.generate(["a"], GenerationParams(n=3, max_tokens=1))
-        assert llm.num_open == 0
+        assert llm.statistics()["open_choices"] == 0
     request_id = client.sent[0].request_id
     assert {(request_id, 0), (request_id, 1)} <= set(client.aborted)
 
@@ -52,8 +49,7 @@ async def test_a_stop_string_aborts_that_sample_on_its_engine() -> None:
         first, second = client.sent
         client.say(second, "x!")
         client.say(first, "y", FinishReason.LENGTH)
-        deltas = {delta.index: delta async for delta in stream.deltas()}
-    assert deltas == {0: Delta(0, "y", "length"), 1: Delta(1, "x", "stop")}
+        assert await ends_of(stream) == [("y", "length"), ("x", "stop")]
     assert client.aborted == [(second.request_id, 1)]
 
 
@@ -61,7 +57,7 @@ async def test_closing_ends_every_open_stream_with_abort() -> None:
     client = ScriptedClient()
     async with facade(client) as llm:
         stream = await llm.generate(["a"], GenerationParams(max_tokens=9))
-    assert [delta.finish_reason async for delta in stream.deltas()] == ["abort"]
+    assert await ends_of(stream) == [("", "abort")]
     assert client.aborted == [(client.sent[0].request_id, 0)]
 
 
@@ -69,20 +65,48 @@ async def test_the_end_of_the_line_fails_every_stream_and_is_seen() -> None:
     client = ScriptedClient()
     async with facade(client) as llm:
         stream = await llm.generate(["a"], GenerationParams(max_tokens=9))
-        client.outputs.put_nowait(EngineDeadError("cut"))
+        client.end(EngineDeadError("cut"))
         await llm.wait_closed()
         with pytest.raises(EngineDeadError, match="cut"):
-            await anext(aiter(stream.deltas()))
+            await ends_of(stream)
 
 
 async def test_an_unforeseen_end_of_the_output_loop_fails_every_stream_too() -> None:
     client = ScriptedClient()
     async with facade(client) as llm:
         stream = await llm.generate(["a"], GenerationParams(max_tokens=9))
-        client.outputs.put_nowait(RuntimeError("bug"))
+        client.end(RuntimeError("bug"))
         await llm.wait_closed()
         with pytest.raises(EngineDeadError, match="bug"):
-            await anext(aiter(stream.deltas()))
+            await ends_of(stream)
+
+
+async def test_priority_and_salt_travel_with_every_sample_and_are_the_usual_ones_unless_given() -> None:
+    client = ScriptedClient()
+    async with facade(client) as llm:
+        await llm.generate(["a"], GenerationParams(n=2, max_tokens=1, priority=-3, cache_salt="mine"))
+        await llm.generate(["a"], GenerationParams(max_tokens=1))
+    assert [(request.priority, request.cache_salt) for request in client.sent] == [(-3, "mine")] * 2 + [(0, None)]
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        (GenerationParams(priority=1 << 63), "priority"),
+        (GenerationParams(priority=-(1 << 63) - 1), "priority"),
+        (GenerationParams(cache_salt=""), "cache_salt"),
+        (GenerationParams(cache_salt="\ud800"), "cache_salt"),
+    ],
+)
+async def test_a_priority_or_a_salt_that_cannot_travel_is_refused_by_field(
+    params: GenerationParams, field: str
+) -> None:
+    client = ScriptedClient()
+    async with facade(client) as llm:
+        with pytest.raises(InvalidRequestError) as caught:
+            await llm.generate(["a"], params)
+    assert caught.value.field == field
+    assert client.sent == []
 
 
 async def test_before_the_first_engine_there_is_no_room() -> None:

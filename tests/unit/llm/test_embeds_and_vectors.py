@@ -9,13 +9,13 @@ import torch
 from msgspec.structs import replace
 
 from engine.wire.errors import InvalidRequestError, OverloadedError
-from engine.wire.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from engine.wire.messages import EngineCoreOutput, FinishReason
 from engine.wire.sampling import PoolingParams
 from engine.wire.tensors import Tensor
 from orchestrator.llm.embeds import EmbedsBudget, from_array
 from orchestrator.llm.limits import MAX_EMBEDS_BYTES
 from orchestrator.llm.params import GenerationParams
-from tests.unit.llm.scripted_client import CLIENT, ENGINE, READY, ScriptedClient, facade
+from tests.unit.llm.scripted_client import READY, ScriptedClient, facade
 
 HIDDEN = 4
 PARAMS = GenerationParams(max_tokens=5)
@@ -35,7 +35,7 @@ def vector(client: ScriptedClient, index: int, value: Tensor) -> None:
     request = client.sent[index]
     output = EngineCoreOutput(request.request_id, 0, 0, 0, [], FinishReason.STOP, num_cached_tokens=index, pooled=value)
     output.queue_time_s = 0.01  # as with whatever ends an attempt that has run
-    client.outputs.put_nowait(EngineCoreOutputs(ENGINE, CLIENT, 1, 0, 0, [output]))
+    client.put(output)
 
 
 # --- prompts of embeddings ------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ async def test_the_siblings_of_a_vector_that_fails_are_aborted() -> None:
         stream = await llm.embed(["a", "b"])
         request = client.sent[0]
         failed = EngineCoreOutput(request.request_id, 0, 0, 0, [], FinishReason.ERROR, error="broken")
-        client.outputs.put_nowait(EngineCoreOutputs(ENGINE, CLIENT, 1, 0, 0, [failed]))
+        client.put(failed)
         await stream.wait_finished()
         assert stream.error is not None
     assert client.aborted == [(client.sent[1].request_id, 0)]

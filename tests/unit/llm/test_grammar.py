@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from engine.wire.errors import InvalidRequestError
-from orchestrator.llm.grammar import MAX_GRAMMAR_CHARACTERS, Grammar
-from orchestrator.llm.grammar_checker import GrammarChecker
+from orchestrator.llm.grammar import MAX_GRAMMAR_CHARACTERS, Grammar, GrammarChecker
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 

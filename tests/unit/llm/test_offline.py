@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from engine.wire.errors import EngineDeadError, EngineError, InvalidRequestError, StartupError
-from orchestrator.llm.offline import LLM
-from orchestrator.llm.offline_config import offline_config, offline_options
+from orchestrator.llm.offline import LLM, offline_config, offline_options
 from orchestrator.llm.params import GenerationParams
 from orchestrator.llm.request_output import RequestOutput
 
@@ -115,6 +114,21 @@ def test_chat_takes_one_conversation_or_several_and_applies_the_template(llm: LL
     both = llm.chat([bye, hello], params, progress=False)
     assert both[1].outputs == one.outputs
     assert both[0].prompt == "user: bye\nassistant: "
+
+
+def test_prompts_share_cached_blocks_only_under_the_same_salt() -> None:
+    prompt = "a beginning that fills several blocks of the prefix cache"
+    with make_llm() as llm:
+        cached = [generate(llm, prompt, cache_salt=salt)[0].num_cached_tokens for salt in ("mine", "yours", None)]
+        again = [generate(llm, prompt, cache_salt=salt)[0].num_cached_tokens for salt in ("mine", "yours", None)]
+    assert cached == [0, 0, 0]
+    assert min(again) > 0
+
+
+def test_a_priority_or_a_salt_that_cannot_travel_fails_its_prompt_alone(llm: LLM) -> None:
+    params = [GenerationParams(max_tokens=2, **fields) for fields in ({"cache_salt": ""}, {"priority": 1 << 70}, {})]
+    outputs = llm.generate(["a", "b", "c"], params, progress=False)
+    assert [type(output.error) for output in outputs] == [InvalidRequestError, InvalidRequestError, type(None)]
 
 
 def test_nothing_asked_is_nothing_answered(llm: LLM) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.llm.stop import StopChecker
+from orchestrator.llm.detokenizer import StopChecker
 
 pieces_strategy = st.lists(st.text("abc", max_size=4), max_size=12)
 stops_strategy = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4)

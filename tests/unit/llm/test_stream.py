@@ -1,12 +1,13 @@
 """One request on its way back: its text, its readers and its one end."""
 
-import pytest
+import asyncio
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.wire.errors import EngineError
 from orchestrator.llm.detokenizer import Detokenizer
-from orchestrator.llm.stream import Choice, Delta, RequestStream
+from orchestrator.llm.stream import Choice, RequestStream
 from orchestrator.llm.tokenizer import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -84,21 +85,27 @@ def test_a_detached_reader_hears_nothing() -> None:
     assert calls == []
 
 
-async def test_deltas_come_in_order_and_stop_at_the_end() -> None:
+async def test_the_wait_for_the_end_takes_nothing() -> None:
     stream = make_stream()
+    waiting = asyncio.create_task(stream.wait_finished())
+    await asyncio.sleep(0)
     stream.add_text(stream.choices[0], "a")
+    stream.notify()
+    await asyncio.sleep(0)
+    assert not waiting.done()
     stream.end_choice(stream.choices[0], "b", "length")
-    assert [delta async for delta in stream.deltas()] == [Delta(0, "ab", "length")]
+    stream.notify()
+    await waiting
+    assert stream.choices[0].take_text() == "ab"
 
 
-async def test_an_error_reaches_the_reader_behind_the_text() -> None:
+async def test_an_error_leaves_the_text_that_came_before_it() -> None:
     stream = make_stream()
     stream.add_text(stream.choices[0], "a")
     stream.fail(EngineError("broken"))
-    deltas = aiter(stream.deltas())
-    assert await anext(deltas) == Delta(0, "a", None)
-    with pytest.raises(EngineError, match="broken"):
-        await anext(deltas)
+    await stream.wait_finished()
+    assert (stream.take(), str(stream.error)) == ([stream.choices[0]], "broken")
+    assert (stream.choices[0].take_text(), stream.choices[0].finish_reason) == ("a", None)
 
 
 def test_samples_of_one_prompt_share_its_tokens_in_the_usage() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.llm.token_texts import TokenTexts
+from orchestrator.llm.logprobs import TokenTexts
 from orchestrator.llm.tokenizer import TextTokenizer, byte_tokenizer
 from tests.unit.llm.tokenizers_for_tests import byte_level_bpe, sentencepiece_like
 

@@ -14,7 +14,7 @@ from engine.wire.errors import AddressError, StartupError
 from engine.wire.ids import ClientId, EngineId
 from lb.coordinator.config import CoordinatorEndpoints, CoordinatorSpec
 from metrics.shared_status import StatsMemory
-from orchestrator.api.config import ApiSpec
+from orchestrator.api.server.config import ApiSpec
 from orchestrator.config.engine_config import engine_config
 from orchestrator.config.serve_config import SECRET_OPTIONS, ServeConfig
 from orchestrator.supervisor.endpoints import choose_endpoints, choose_security

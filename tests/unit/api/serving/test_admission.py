@@ -1,0 +1,52 @@
+"""The door: who comes in, and what the others are told."""
+
+import asyncio
+
+import pytest
+
+from engine.wire.errors import OverloadedError
+from metrics.shared_status import StatusRow
+from orchestrator.api.serving.admission import Admission
+
+
+def test_a_full_house_refuses_until_somebody_leaves() -> None:
+    authenticator = Admission(1, StatusRow(0))
+    authenticator.enter()
+    with pytest.raises(OverloadedError, match="limit"):
+        authenticator.enter()
+    authenticator.leave()
+    authenticator.enter()
+
+
+def test_a_closing_house_refuses_and_says_when_to_come_back() -> None:
+    authenticator = Admission(1, StatusRow(0))
+    authenticator.drain()
+    with pytest.raises(OverloadedError) as caught:
+        authenticator.enter()
+    assert caught.value.retry_after_s > 0
+
+
+async def test_empty_is_seen_by_whoever_waits() -> None:
+    authenticator = Admission(2, StatusRow(0))
+    authenticator.enter()
+    authenticator.enter()
+    waiting = asyncio.create_task(authenticator.wait_empty())
+    authenticator.leave()
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    authenticator.leave()
+    await waiting
+
+
+def test_the_limit_is_for_all_processes_together() -> None:
+    rows = [StatusRow(0), StatusRow(1)]
+    first, second = Admission(3, rows[0], rows[1:]), Admission(3, rows[1], rows[:1])
+    first.enter()
+    first.enter()
+    second.enter()
+    with pytest.raises(OverloadedError, match="already has 3 requests"):
+        second.ensure_room()
+    first.leave()
+    second.enter()
+    rows[1].clear()  # the process is gone, and its requests with it
+    first.enter()
