@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Iterator
 import httpx
 import pytest
 
-from tests.chaos.streams import Said, ask_all, mixed_asks
+from tests.chaos.streams import Answer, mixed_requests, send_all
 from tests.integration.lockstep import (
-    Strike,
+    Inject,
     assert_unbroken,
     collective_s,
     group,
@@ -33,9 +33,9 @@ SIM = (
     *("--engine", "sim", "--executor", "local", "--data-parallel-size", str(NUM_RANKS), "--enable-expert-parallel"),
     *("--sim-step-ms", "10", "--stall-timeout", "2", "--max-restarts", "100"),
 )
-ASKS = mixed_asks(NUM_STREAMS, MAX_TOKENS)
+REQUESTS = mixed_requests(NUM_STREAMS, MAX_TOKENS)
 
-Wound = Callable[[dict[int, int]], Awaitable[None]]
+GroupFault = Callable[[dict[int, int]], Awaitable[None]]
 """Takes rank -> pid."""
 
 
@@ -57,9 +57,9 @@ def served(leak_check: None) -> Iterator[Deployment]:
 
 
 @pytest.fixture(scope="module")
-def unbroken(served: Deployment) -> list[Said]:
+def unbroken(served: Deployment) -> list[Answer]:
     """Return what the streams say when nothing happens."""
-    said = asyncio.run(ask_all(served.wait_ready(), ASKS))
+    said = asyncio.run(send_all(served.wait_ready(), REQUESTS))
     assert not [each.error for each in said if each.error]
     return said
 
@@ -86,13 +86,13 @@ def wait_still(url: str) -> int:
     return num_steps(url)
 
 
-def on(url: str, wound: Wound) -> Strike:
+def on(url: str, fault: GroupFault) -> Inject:
     """Return what wounds the ranks that live when it is called."""
 
-    async def strike() -> None:
-        await wound(await asyncio.to_thread(pids, url))
+    async def inject() -> None:
+        await fault(await asyncio.to_thread(pids, url))
 
-    return strike
+    return inject
 
 
 async def one_dies(processes: dict[int, int]) -> None:
@@ -109,31 +109,31 @@ async def two_die(processes: dict[int, int]) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.parametrize(
-    ("wound", "dead"),
+    ("fault", "dead"),
     [(one_dies, {1}), (the_first_dies, {0}), (two_die, {0, 2})],
     ids=["one", "first", "two"],
 )
 def test_deaths_under_load_cost_no_stream_anything(
-    url: str, unbroken: list[Said], wound: Wound, dead: set[int]
+    url: str, unbroken: list[Answer], fault: GroupFault, dead: set[int]
 ) -> None:
     before, epoch = incarnations(url), group(url)["epoch"]
-    assert_unbroken(url, ASKS, unbroken, on(url, wound))
+    assert_unbroken(url, REQUESTS, unbroken, on(url, fault))
     eventually(lambda: is_whole(url, NUM_RANKS) and group(url)["epoch"] > epoch)
     assert incarnations(url) == {rank: number + (rank in dead) for rank, number in before.items()}
 
 
-def test_a_second_death_while_the_group_heals_costs_no_stream_anything(url: str, unbroken: list[Said]) -> None:
+def test_a_second_death_while_the_group_heals_costs_no_stream_anything(url: str, unbroken: list[Answer]) -> None:
     def is_healing() -> bool:
         proposal = group(url)["proposal"]
         return group(url)["epoch"] > epoch or (proposal is not None and proposal["direct"])
 
-    async def wound(processes: dict[int, int]) -> None:
+    async def fault(processes: dict[int, int]) -> None:
         kill(processes[0])
         await asyncio.to_thread(eventually, is_healing)
         kill(processes[1])
 
     epoch, before = group(url)["epoch"], incarnations(url)
-    assert_unbroken(url, ASKS, unbroken, on(url, wound))
+    assert_unbroken(url, REQUESTS, unbroken, on(url, fault))
     eventually(lambda: is_whole(url, NUM_RANKS) and group(url)["epoch"] > epoch + 1)
     assert incarnations(url) == {0: before[0] + 1, 1: before[1] + 1, 2: before[2]}
 
@@ -148,13 +148,13 @@ def test_a_group_of_which_nobody_is_left_serves_again(url: str) -> None:
 
 
 def test_of_a_group_that_stands_still_only_the_stopped_rank_is_named_and_killed(
-    served: Deployment, url: str, unbroken: list[Said]
+    served: Deployment, url: str, unbroken: list[Answer]
 ) -> None:
-    async def wound(processes: dict[int, int]) -> None:
+    async def fault(processes: dict[int, int]) -> None:
         os.kill(processes[1], signal.SIGSTOP)
 
     before, said_before = incarnations(url), len(served.stderr)
-    assert_unbroken(url, ASKS, unbroken, on(url, wound))
+    assert_unbroken(url, REQUESTS, unbroken, on(url, fault))
     wait_whole(url, NUM_RANKS)
     assert incarnations(url) == before | {1: before[1] + 1}
     assert ranks_of(url)[1]["last_end"]
@@ -185,43 +185,45 @@ def test_time_inside_collectives_is_counted_of_every_rank_that_steps(url: str) -
     assert all(0.0 < seconds < elapsed_s for seconds in spent.values()), spent
 
 
-def test_a_paused_group_rests_and_goes_on_where_it_was(url: str, unbroken: list[Said]) -> None:
+def test_a_paused_group_rests_and_goes_on_where_it_was(url: str, unbroken: list[Answer]) -> None:
     async def pause_and_resume() -> None:
         await asyncio.to_thread(post, url, "/pause?mode=keep")
         steps = await asyncio.to_thread(wait_still, url)
         assert await asyncio.to_thread(num_steps, url) == steps
         await asyncio.to_thread(post, url, "/resume")
 
-    assert_unbroken(url, ASKS, unbroken, pause_and_resume)
+    assert_unbroken(url, REQUESTS, unbroken, pause_and_resume)
 
 
-def test_a_group_that_sleeps_takes_up_its_streams_when_it_wakes(url: str, unbroken: list[Said]) -> None:
+def test_a_group_that_sleeps_takes_up_its_streams_when_it_wakes(url: str, unbroken: list[Answer]) -> None:
     async def sleep_and_wake() -> None:
         await asyncio.to_thread(post, url, "/sleep?level=1")
         assert num_steps(url) == await asyncio.to_thread(wait_still, url)
         await asyncio.to_thread(post, url, "/wake_up")
 
-    assert_unbroken(url, ASKS, unbroken, sleep_and_wake)
+    assert_unbroken(url, REQUESTS, unbroken, sleep_and_wake)
 
 
 @pytest.mark.chaos
-def test_a_rank_that_dies_during_a_pause_comes_back_into_the_group(url: str, unbroken: list[Said]) -> None:
+def test_a_rank_that_dies_during_a_pause_comes_back_into_the_group(url: str, unbroken: list[Answer]) -> None:
     async def pause_kill_resume() -> None:
         await asyncio.to_thread(post, url, "/pause?mode=keep")
         kill((await asyncio.to_thread(pids, url))[2])
         await asyncio.to_thread(wait_whole, url, NUM_RANKS)
         await asyncio.to_thread(post, url, "/resume")
 
-    assert_unbroken(url, ASKS, unbroken, pause_kill_resume)
+    assert_unbroken(url, REQUESTS, unbroken, pause_kill_resume)
 
 
-def test_nobody_misses_the_coordinator_while_it_is_replaced(served: Deployment, url: str, unbroken: list[Said]) -> None:
+def test_nobody_misses_the_coordinator_while_it_is_replaced(
+    served: Deployment, url: str, unbroken: list[Answer]
+) -> None:
     async def kill_coordinator() -> None:
         (coordinator,) = served.processes("lb.coordinator")
         coordinator.kill()
         await asyncio.to_thread(eventually, lambda: len(served.processes("lb.coordinator")) == 1)
 
     before = incarnations(url)
-    assert_unbroken(url, ASKS, unbroken, kill_coordinator)
+    assert_unbroken(url, REQUESTS, unbroken, kill_coordinator)
     assert chat(url) == "length"  # the group had come to rest, and the new coordinator wakes it
     assert incarnations(url) == before
