@@ -50,6 +50,21 @@ def wait_whole(url: str, num_ranks: int) -> None:
     eventually(lambda: is_whole(url, num_ranks), START_S)
 
 
+def wait_still(url: str, after_wave: int = 0) -> int:
+    """Wait until every rank rests in the newest wave, which is later than this one; return the steps taken so far.
+
+    after_wave: what is shown may be older than a wave that was just run: ranks that rest still, instead of again.
+    """
+
+    def is_still() -> bool:
+        seen = cluster(url)
+        wave, ranks = seen["group"]["wave"], seen["ranks"]
+        return wave > after_wave and all((row["phase"], row["lockstep"]["wave"]) == ("idle", wave) for row in ranks)
+
+    eventually(is_still)
+    return num_steps(url)
+
+
 def num_steps(url: str) -> int:
     """Return the steps of all ranks, empty ones included."""
     own = sum(int(row["num_steps"]) for row in HTTP.get(f"{url}/load").json()["ranks"])
@@ -69,7 +84,7 @@ def kill(*processes: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def assert_unbroken(
+def assert_unchanged(
     url: str,
     requests: Sequence[Request],
     unbroken: Sequence[Answer],
