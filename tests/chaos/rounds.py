@@ -21,12 +21,17 @@ Compare = Callable[[Sequence[Request], Sequence[Answer], Sequence[Answer]], list
 
 def kill_engine(row: dict[str, Any]) -> None:
     """``kill -9`` the engine's process."""
-    os.kill(row["pid"], signal.SIGKILL)
+    os.kill(_pid(row), signal.SIGKILL)
 
 
 def stop_engine(row: dict[str, Any]) -> None:
     """Stop the engine's process with SIGSTOP: it lives, and does nothing any more."""
-    os.kill(row["pid"], signal.SIGSTOP)
+    os.kill(_pid(row), signal.SIGSTOP)
+
+
+def _pid(row: dict[str, Any]) -> int:
+    assert row["pid"], "0 would be this process's own group"
+    return int(row["pid"])
 
 
 def kill_actor(row: dict[str, Any]) -> None:

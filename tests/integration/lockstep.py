@@ -80,6 +80,7 @@ def collective_s(url: str) -> dict[int, float]:
 
 def kill(*processes: int) -> None:
     """``kill -9`` processes at once."""
+    assert all(processes), "0 would be this process's own group"
     for pid in processes:
         os.kill(pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Runs the real command ``shoal`` and looks at what it leaves behind."""
+"""The real command ``shoal`` as a process of a test, and checks of what it leaves behind."""
 
 import ipaddress
 import os
@@ -164,7 +164,7 @@ def ranks_of(url: str) -> dict[int, dict[str, Any]]:
 
 
 def rank_is(url: str, rank: int, engine_id: str) -> bool:
-    """Tell whether this engine sits in a rank's replica and is ready."""
+    """Tell whether this engine serves a rank now and is ready."""
     row = ranks_of(url).get(rank)
     return row is not None and (row["engine_id"], row["state"]) == (engine_id, "ready")
 
@@ -177,13 +177,13 @@ def chat(url: str, **changes: Any) -> str:
 
 
 def wire_mechanism(address: str, port: int) -> str:
-    """Return what a ZeroMQ socket says it wants of its peers: ``NULL`` or ``CURVE``."""
+    """Return the security mechanism of a ZeroMQ socket, from its greeting: ``NULL`` or ``CURVE``."""
     with socket.create_connection((address, port), DEADLINE_S) as connection:
         connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE".ljust(55, b"\x00"))
-        handshake_retry = b""
-        while len(handshake_retry) < _GREETING_BYTES and (received := connection.recv(_GREETING_BYTES)):
-            handshake_retry += received
-    return handshake_retry[12:32].rstrip(b"\x00").decode()
+        greeting = b""
+        while len(greeting) < _GREETING_BYTES and (received := connection.recv(_GREETING_BYTES)):
+            greeting += received
+    return greeting[12:32].rstrip(b"\x00").decode()
 
 
 def _plain(address: str) -> str:
