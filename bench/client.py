@@ -84,7 +84,7 @@ class BareLoop:
 
 
 class Client:
-    """The real thing."""
+    """The client under test."""
 
     name = "client"
 

@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from bench.steady_load import steady_load
+from bench.streams import steady_load
 from tests.chaos.scale_faults import all_ready, cancel, kill_joining, kill_old_rank, stop_joining
 from tests.integration.scaling import begin, finish, look, ready_ranks, scale
 from tests.integration.serving import DEADLINE_S, Deployment, deployment, eventually
