@@ -2,7 +2,7 @@
 
 Equal requests against a bare forward loop with a static batch, which wastes nothing; mixed ones against padded
 ``generate`` and the library's own continuous batching; and the parts of a step's time. Rounds of both sides
-alternate, figures are medians. Two threads on two cores collapse as soon as anything else runs: the first row says
+alternate, figures are medians. Two threads on two cores collapse as soon as anything else runs: the first row shows
 what did.
 """
 

@@ -76,16 +76,13 @@ def main() -> int:
 
 def _rows(figures: Figures, step_s: float) -> list[Row]:
     pauses, detection = in_ms(figures.pauses), in_ms(figures.detection)
+    rest = statistics.median(pauses) - statistics.median(detection)
     return [
         Row("kill to the migrated stream's next token, p50", "ms", statistics.median(pauses)),
         Row("kill to the migrated stream's next token, p99", "ms", p99(pauses), bar=1000.0, bar_on="value"),
         Row("of which until the group state shows it, p50", "ms", statistics.median(detection)),
         Row("of which until the group state shows it, worst", "ms", max(detection)),
-        Row(
-            "of which migrated, computed anew, drawn, p50",
-            "ms",
-            statistics.median(pauses) - statistics.median(detection),
-        ),
+        Row("of which migrated, computed anew, drawn, p50", "ms", rest),
         Row("longest gap of streams on other ranks, p50", "steps", statistics.median(figures.others) / step_s),
         Row(
             "longest gap of streams on other ranks, p99",
