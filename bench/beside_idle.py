@@ -1,9 +1,9 @@
-"""What idle ranks cost a busy one: a stream on a rank of a lockstep group, over the same on a group of one.
+"""Cost of idle ranks to a busy one: steps of a stream in a lockstep group, compared with those in a group of one.
 
 An idle rank is not at rest: it takes every step, and computes the experts it holds for the busy rank's tokens. So the
 busy rank has fewer of them to compute itself, and waits for the others' parts. What is left of its step outside the
 collectives is therefore less than the step of a rank alone, and so is the whole step where cores are left for the idle
-ranks. Where a rank has no core to itself, each exchange waits for the scheduler of the system as well, some 2 ms: there
+ranks. Where a rank has no core to itself, each exchange also waits for the scheduler of the system, some 2 ms: there
 the whole step has a bar only when it is so long (100 ms) that this is nothing. Rounds on all groups are interleaved.
 """
 
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import httpx
 
-from bench.rank_kills import in_ms, pinned_request
-from bench.report import Row
+from bench.rank_kills import pinned_request
+from bench.report import Row, in_ms
 from bench.served import Served, served, short_folder
-from bench.timed_streams import TimedStream
+from bench.streams import TimedStream
 
 NUM_ROUNDS = 5
 GROUP_SIZES = (2, 4)
@@ -64,7 +64,7 @@ def take_stream(url: str, num_tokens: int) -> Stream:
 
 
 def _rows(name: str, num_idle: int, beside: list[Stream], alone: list[Stream]) -> Iterator[Row]:
-    """Yield the whole step, and what of it is inside the collectives and outside."""
+    """Yield the whole step, and its parts inside and outside of the collectives."""
     label = f"beside {num_idle} idle, {name}"
     whole, whole_alone = in_ms([statistics.median(_all_gaps(beside)), statistics.median(_all_gaps(alone))])
     has_cores = num_idle < (os.cpu_count() or 1) or whole_alone >= _LONG_STEP_MS

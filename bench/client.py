@@ -1,7 +1,7 @@
 """CPU of ``DPLBAsyncMPClient`` per token and per request, beside a bare loop over the same sockets and bytes.
 
 Two engine stand-ins in another process answer as fast as they can, so both sides are measured hot and saturated: CPU
-per message of a process that sleeps between messages says more about the machine's caches than about the code.
+per message of a process that sleeps between messages depends on the machine's caches more than on the code.
 CPU is the whole process's, ZeroMQ's I/O threads included. Rounds of both sides alternate; figures are medians.
 """
 
@@ -85,7 +85,7 @@ class BareLoop:
 
 
 class Client:
-    """The real thing."""
+    """The client under test."""
 
     name = "client"
 

@@ -33,13 +33,13 @@ CONFIG_HASH = "bench"
 NUM_ENGINES = 2
 NUM_OUTPUTS = 128
 MAX_AHEAD = 64
-"""Frames an engine may have on the line: enough to keep the receiver busy, few enough to stay in the caches."""
+"""Frames in an output channel at a time: enough to keep the receiver busy, few enough to stay in the caches."""
 
 SNAPSHOT_S = 0.05
 
 
 class StandInSpec(Struct, frozen=True, kw_only=True):
-    """Whom to serve, and where the coordinator's sockets bind."""
+    """The clients to serve, and the endpoints that the coordinator's sockets bind."""
 
     clients: list[ClientInfo]
     report_endpoint: str
@@ -47,13 +47,13 @@ class StandInSpec(Struct, frozen=True, kw_only=True):
 
 
 class _Engine:
-    """One engine's line to one client. Each frame holds one token of each of its sequences, at most 128."""
+    """One engine's channels to one client. Each frame holds one token of each of its sequences, at most 128."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", rank: int, info: ClientInfo) -> None:
         self._engine_id = EngineId(rank, 1)
         self._client_id = info.client_id
-        self._line = make_socket(context, zmq.DEALER, identity=self._engine_id.to_identity())
-        connect(self._line, info.request_endpoint)
+        self._requests = make_socket(context, zmq.DEALER, identity=self._engine_id.to_identity())
+        connect(self._requests, info.request_endpoint)
         self._outputs = make_socket(context, zmq.PUSH, high_water_mark=MAX_AHEAD)
         connect(self._outputs, info.output_endpoint)
         self._decode = channel_decoder().decode
@@ -64,10 +64,10 @@ class _Engine:
         self.applied = 0
         self._pending: bytes | None = None
         ready = EngineReady(self._engine_id, BUILD_ID, CONFIG_HASH, 8192, 256, 100_000, 256, "none", "none", "", 0)
-        self._line.send(encode(ready))
+        self._requests.send(encode(ready))
 
     def turn(self) -> bool:
-        """Take what came and send one frame; False when there was nothing to do."""
+        """Take the requests that came and send one frame; False when there was nothing to do."""
         received = self._receive()
         return self._send() or received
 
@@ -82,7 +82,7 @@ class _Engine:
         received = False
         while len(self._left) < NUM_OUTPUTS:
             try:
-                message = self._decode(self._line.recv(zmq.NOBLOCK))
+                message = self._decode(self._requests.recv(zmq.NOBLOCK))
             except zmq.Again:
                 break
             received = True

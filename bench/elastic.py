@@ -1,4 +1,4 @@
-"""How long a scale takes, phase by phase, and whether any stream feels it.
+"""Duration of scale operations, phase by phase, and the pauses that streams see meanwhile.
 
 A deployment serves a steady load of streams while it grows and shrinks: 2-4-2, either the lowest or the highest ranks
 leaving. Its ranks share out a tiny real mixture-of-experts model, or are sim ranks, in lockstep or independent. A
@@ -21,10 +21,9 @@ from typing import Any
 import httpx
 
 from bench.moe_model import save_tiny_moe_model
-from bench.rank_kills import p99
-from bench.report import Row, finish, parse_arguments
+from bench.report import Row, finish, p99, parse_arguments
 from bench.served import served, short_folder
-from bench.steady_load import SteadyLoad, steady_load
+from bench.streams import SteadyLoad, steady_load
 
 SMALL, LARGE = 2, 4
 
@@ -33,7 +32,7 @@ _MAX_TOKENS = 40
 _POLL_S = 0.02
 _CALM_S = 3.0
 _DRAIN_S = 0.2
-_LAST_S = 0.2  # what was moved last shows its gap with its next token
+_LAST_S = 0.2  # the gap of the last migrated stream shows with its next token
 _PAUSE_BAR_MS = 100.0
 _LAG_BAR_MS = 50.0
 _SWITCHING = ("prepare", "commit", "switch", "publish")
@@ -44,7 +43,7 @@ class Figures:
     """Seconds. phases: durations by direction and phase. whole: of operations by direction.
 
     pauses: longest gaps during one operation. switches: the same while its group changed. calm: longest gaps without
-    an operation. steps: normal gaps. lags: worst delay of an API process's event loop, as it says itself after each
+    an operation. steps: normal gaps. lags: worst delay of an API process's event loop, by its own metric after each
     operation.
     """
 

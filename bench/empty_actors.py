@@ -1,4 +1,4 @@
-"""A bare Ray with empty actors, the reference of ``bench.footprint``: ``python -m bench.empty_actors FOLDER NUMBER``.
+"""The reference of ``bench.footprint``, a bare Ray with empty actors: ``python -m bench.empty_actors FOLDER NUMBER``.
 
 Prints one line when they are up and holds them until standard input ends.
 """
@@ -13,7 +13,7 @@ from orchestrator.launch.ray_environment import prepare_environment
 
 
 class Empty:
-    """An actor like the shell around an engine: plain, one method that never returns."""
+    """An actor like the one around an engine: plain, one method that never returns."""
 
     def run(self) -> None:
         """Wait for ever."""

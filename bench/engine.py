@@ -1,8 +1,8 @@
 """Throughput of the engine beside what transformers itself brings, on the same model in the same run.
 
 Equal requests against a bare forward loop with a static batch, which wastes nothing; mixed ones against padded
-``generate`` and the library's own continuous batching; and where the time of a step goes. Rounds of both sides
-alternate, figures are medians. Two threads on two cores collapse as soon as anything else runs: the first row says
+``generate`` and the library's own continuous batching; and the parts of a step's time. Rounds of both sides
+alternate, figures are medians. Two threads on two cores collapse as soon as anything else runs: the first row shows
 what did.
 """
 
@@ -16,9 +16,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from bench.engine_loads import Cost, Load, equal_load, measure, mixed_load
-from bench.engine_shoal import ShoalEngine
-from bench.engine_transformers import PADDED_BATCH, TransformersModel
+from bench.engine_sides import PADDED_BATCH, Cost, Load, ShoalEngine, TransformersModel, equal_load, measure, mixed_load
 from bench.report import Row, finish, parse_arguments
 from engine.model.placement import computes_natively
 

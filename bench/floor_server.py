@@ -1,6 +1,6 @@
-"""The least a Python process can do for a stream: one timer and one write per token, on a bare uvloop server.
+"""The floor of ``bench.frontend``: one timer and one write per token of a stream, on a bare uvloop server.
 
-It answers every POST on its port with the chunks it was told to write, at the pace it was told, or with one whole body.
+It answers every POST on its port with the chunks of its specification, at the pace given there.
 ``python -m bench.floor_server`` reads one ``FloorSpec`` as JSON on standard input and prints its port.
 """
 
@@ -21,7 +21,7 @@ _END = b"0\r\n\r\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FloorSpec:
-    """What to write. chunk: one framed chunk, written ``num_chunks`` times, one every ``interval_s`` seconds."""
+    """The answer to every request. chunk: framed, written ``num_chunks`` times, once every ``interval_s`` seconds."""
 
     chunk: str
     num_chunks: int

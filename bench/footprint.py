@@ -1,4 +1,4 @@
-"""What an idle deployment costs: CPU of Shoal's own processes, memory of its light ones.
+"""Footprint of an idle deployment: CPU of Shoal's own processes, memory of its light ones.
 
 Four sim ranks on Ray stand idle. An actor's process is Ray's for the most part, so the actors are counted above empty
 ones of a bare Ray that stands idle at the same time, and the supervisor, which is a Ray driver, above its driver.
@@ -21,7 +21,7 @@ from bench.served import served, short_folder
 
 NUM_RANKS = 4
 
-_SETTLE_S = 3.0  # what the start has left to do is not idling
+_SETTLE_S = 3.0  # the rest of the start is not idling
 _MIB = 1024 * 1024
 
 # kind of process -> what its command line holds. Ray's own daemons and spare workers are in no kind.

@@ -1,8 +1,8 @@
-"""What the API process costs: CPU per streamed token beside a bare uvloop server, and CPU per short request.
+"""CPU of the API process: per streamed token beside a bare uvloop server, and per short request.
 
 A real deployment (coordinator, two sim engines with 10 ms steps, API process) serves 64 concurrent streams of 128
-tokens over loopback; a bare server writes the same bytes at the same pace. Rounds of both are interleaved, for the
-machine's mood changes within minutes, and the medians of the rounds are compared. Several API processes behind one
+tokens over loopback; a bare server writes the same bytes at the same pace. Rounds of both are interleaved, because the
+load of the machine changes within minutes, and the medians of the rounds are compared. Several API processes behind one
 port, each with as many streams, are compared with one in the same way.
 """
 

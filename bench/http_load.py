@@ -19,7 +19,7 @@ _EVENT = b"data: "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What to send. num_requests: in all, at most ``concurrency`` at once. stream: answers are chunked."""
+    """Requests to send. num_requests: in all, at most ``concurrency`` at once. stream: answers are chunked."""
 
     port: int
     path: str
@@ -31,7 +31,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came. num_events: server-sent events. num_failed: answers that were not 200."""
+    """Answers received. num_events: server-sent events. num_failed: answers that were not 200."""
 
     num_bytes: int
     num_events: int

@@ -77,21 +77,21 @@ class LocalDeployment:
         """Wait until every API process reaches that many ranks.
 
         Raises:
-            TimeoutError: with what they last said.
+            TimeoutError: with their last answer.
             ChildProcessError: one ended.
         """
         deadline = time.monotonic() + _START_TIMEOUT_S
-        said: Any = None
+        seen: Any = None
         while time.monotonic() < deadline:
             for api in self.apis:
                 if api.poll() is not None:
                     raise ChildProcessError(f"an API process ended with exit status {api.returncode}")
             with contextlib.suppress(OSError):
-                said = self.get_json("/v1/cluster")["api_servers"]
-                if all(server["ready_ranks"] >= num_ranks for server in said):
+                seen = self.get_json("/v1/cluster")["api_servers"]
+                if all(server["ready_ranks"] >= num_ranks for server in seen):
                     return
             time.sleep(_POLL_S)
-        raise TimeoutError(f"not ready after {_START_TIMEOUT_S:g} s: {said}")
+        raise TimeoutError(f"not ready after {_START_TIMEOUT_S:g} s: {seen}")
 
     def get_json(self, path: str) -> Any:
         """Return the JSON a path answers with, whatever its status."""

@@ -1,4 +1,4 @@
-"""What stepping together costs: an idle group, a busy rank beside idle ones, and the pause when a rank is killed.
+"""Cost of stepping together: an idle group, a busy rank beside idle ones, and the pause when a rank is killed.
 
 Idle: CPU of each rank of a sim group from 1 s after its last request. Busy beside idle: see ``beside_idle``; for sim
 ranks and for a random mixture-of-experts model on the CPU. Healing: ``kill -9`` of one of four sim ranks under 32 open
@@ -20,8 +20,8 @@ import psutil
 
 from bench.beside_idle import beside_rows, take_stream
 from bench.moe_model import save_moe_model
-from bench.rank_kills import Kill, KillRound, StateChannel, in_ms, longest_gap, p99
-from bench.report import Row, finish, parse_arguments
+from bench.rank_kills import Kill, KillRound, StateChannel, longest_gap
+from bench.report import Row, finish, in_ms, p99, parse_arguments
 from bench.served import Served, served, short_folder
 from engine.wire.messages import GroupState
 
@@ -54,7 +54,7 @@ class Healing:
 
 
 class DirectWatch:
-    """Notes when a direct proposal is first published, and when it is in force. epoch -> monotonic seconds."""
+    """Records when a direct proposal is first published, and when it is in force. epoch -> monotonic seconds."""
 
     def __init__(self) -> None:
         self.proposed: dict[int, float] = {}

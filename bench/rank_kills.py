@@ -1,4 +1,4 @@
-"""What benchmarks that kill ranks share: a kill under open streams, what they saw of it, and the state channel."""
+"""Kills of ranks under open streams, the gaps that the streams see, and the state channel that shows the rest."""
 
 import asyncio
 import itertools
@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import zmq
 
-from bench.timed_streams import TimedStream
+from bench.streams import TimedStream
 from engine.wire.codec import state_decoder
 from engine.wire.endpoints import ipc_endpoint
 from engine.wire.ids import EngineId
@@ -21,7 +21,7 @@ from engine.wire.messages import GROUP_TOPIC, GroupState
 from engine.wire.sockets import AsyncReceiver, connect, make_socket
 from engine.wire.tensors import Frames
 
-_ECHO_S = 0.02  # what the killed rank had sent may still arrive
+_ECHO_S = 0.02  # outputs that the killed rank had sent may still arrive
 _REPLACEMENT_S = 60.0
 _POLL_S = 0.1
 
@@ -80,7 +80,7 @@ class KillRound:
 
 
 class StateChannel:
-    """Hears every GroupState of a deployment of this machine."""
+    """Receives every GroupState of a deployment on this machine."""
 
     def __init__(self, folder: Path, on_state: Callable[[GroupState], None]) -> None:
         """folder: that holds the run folder of the deployment."""
@@ -127,20 +127,10 @@ async def ranks_of(client: httpx.AsyncClient) -> dict[int, dict[str, Any]]:
 
 
 async def _wait_replaced(client: httpx.AsyncClient, rank: int, incarnation: int) -> None:
-    """Wait until a rank's replica is filled with that incarnation or a later one, and ready."""
+    """Wait until a rank is served by that incarnation or a later one, and ready."""
     async with asyncio.timeout(_REPLACEMENT_S):
         while True:
             row = (await ranks_of(client))[rank]
             if row["incarnation"] >= incarnation and row["state"] == "ready":
                 return
             await asyncio.sleep(_POLL_S)
-
-
-def p99(values: Sequence[float]) -> float:
-    """Return the 99th percentile of some values."""
-    return sorted(values)[max(0, round(len(values) * 0.99) - 1)]
-
-
-def in_ms(seconds: Sequence[float]) -> list[float]:
-    """Return milliseconds."""
-    return [value * 1000 for value in seconds]

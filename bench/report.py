@@ -1,4 +1,4 @@
-"""What every benchmark shares: its options, its table beside a reference, and the bar it must clear."""
+"""Options, percentiles, table and bars, as all benchmarks share them."""
 
 import argparse
 import json
@@ -80,3 +80,13 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
         style = "red" if row.missed else None
         table.add_row(row.name, row.unit, f"{row.value:.3f}", reference, ratio, bar, style=style)
     return table
+
+
+def p99(values: Sequence[float]) -> float:
+    """Return the 99th percentile of some values."""
+    return sorted(values)[max(0, round(len(values) * 0.99) - 1)]
+
+
+def in_ms(seconds: Sequence[float]) -> list[float]:
+    """Return milliseconds."""
+    return [value * 1000 for value in seconds]

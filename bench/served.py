@@ -1,4 +1,4 @@
-"""One ``shoal serve`` of this machine for as long as a benchmark looks at it."""
+"""One ``shoal serve`` on this machine for the time of a benchmark."""
 
 import contextlib
 import shutil
@@ -20,7 +20,7 @@ _START_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A deployment that is ready. process: of the supervisor. url: of the API. log: what it has written so far."""
+    """A deployment that is ready. process: of the supervisor. url: of the API. log: file of its standard error."""
 
     process: psutil.Process
     url: str

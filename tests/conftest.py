@@ -1,4 +1,4 @@
-"""Every test runs leak-checked; ``async def`` tests run on their own event loop; hypothesis repeats itself."""
+"""Rules for every test: a leak check, an event loop of its own for ``async def``, and hypothesis derandomised."""
 
 import asyncio
 import gc
@@ -15,15 +15,15 @@ from tests.leaks import adopt_orphans, held, wait_given_back
 
 _NUM_ZMQ_THREADS = 2  # of one context
 
-# Derandomised, so that a run means the same tomorrow; no deadline, because the machine's mood is not the code's.
+# Derandomised, so that a failure can be repeated; no deadline, because the load of the machine is not the code's.
 hypothesis.settings.register_profile("shoal", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("shoal")
 
 
 def pytest_collection_finish() -> None:
-    """Let the collector forget what importing everything left: half a million objects, 0.2 s for every look at them.
+    """Exclude the objects of all imports from garbage collection: half a million, 0.2 s for every collection.
 
-    Each coroutine test has a look.
+    Each coroutine test collects.
     """
     gc.collect()
     gc.freeze()
@@ -36,11 +36,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     with asyncio.Runner() as runner:
-        runner.run(_leaving_no_task(pyfuncitem.obj, arguments))
+        runner.run(leaving_no_task(pyfuncitem.obj, arguments))
     return True
 
 
-async def _leaving_no_task(test: Callable[..., Coroutine[Any, Any, None]], arguments: dict[str, Any]) -> None:
+async def leaving_no_task(test: Callable[..., Coroutine[Any, Any, None]], arguments: dict[str, Any]) -> None:
+    """Run a coroutine test in the running loop.
+
+    Raises:
+        AssertionError: the test has ended and left a task that is not done.
+    """
     await test(**arguments)
     gc.collect()
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What this process holds that a finished test must have given back: threads, processes, sockets."""
+"""The threads, processes and sockets that this process holds, and that a finished test must have given back."""
 
 import ctypes
 import gc
@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 
 _PR_SET_CHILD_SUBREAPER = 36
-_PATIENCE_S = 5.0
+_DEADLINE_S = 20.0  # only a leak takes as long
 _POLL_S = 0.02
 
-# Daemons of a Ray head and its pre-started workers come and go while a head lives; an actor (`ray::Name`) is no such.
+# Daemons of a Ray head and its pre-started workers come and go while a head lives. An actor (`ray::Name`) does not.
 _RAY_MARKS = (
     "raylet",
     "gcs_server",
@@ -52,7 +52,7 @@ def held(*, ignore_ray: bool = False) -> set[str]:
 
 def wait_given_back(before: set[str], *, ignore_ray: bool = False) -> set[str]:
     """Wait until nothing is held that was not held before; return what still is after some seconds."""
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _DEADLINE_S
     known = {_identity(line) for line in before}
 
     def leaked_now() -> set[str]:

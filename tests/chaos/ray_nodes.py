@@ -1,7 +1,7 @@
 """A Ray cluster of several nodes on one machine: ``python -m tests.chaos.ray_nodes FOLDER NUM_NODES``.
 
-The head has one CPU, as has each other node. Prints its address, then obeys one order per line on standard input and
-prints a line when it is done: ``remove`` takes the newest node away as a crash would, ``add`` brings another one.
+The head has one CPU, as has each other node. Prints its address, then executes one command per line of standard input
+and prints a line when it is done: ``remove`` takes the newest node away as a crash would, ``add`` adds another one.
 """
 
 import os
@@ -27,18 +27,18 @@ def main(folder: Path, num_nodes: int) -> None:
     cluster = Cluster(initialize_head=True, head_node_args=head)
     nodes = [cluster.add_node(**shape) for _ in range(num_nodes - 1)]
     cluster.wait_for_nodes()
-    say(cluster.address)
-    for order in sys.stdin:
-        if order.strip() == "remove":
+    write_line(cluster.address)
+    for command in sys.stdin:
+        if command.strip() == "remove":
             cluster.remove_node(nodes.pop(), allow_graceful=False)
         else:
             nodes.append(cluster.add_node(**shape))
-        say("done")
+        write_line("done")
     cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
-def say(line: str) -> None:
-    """Write one line to whoever started this."""
+def write_line(line: str) -> None:
+    """Write one line to the process that started this one."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""Many open streams of mixed kinds at once, and what each of them said in the end."""
+"""Load of many open requests of mixed kinds at once, their whole answers, and the comparison with an unbroken run."""
 
 import asyncio
 import json
@@ -12,14 +12,14 @@ import httpx
 NUM_STREAMS = 64
 TIE = 1e-3
 """Two log-probabilities this close may change places when they are computed anew among other rows, in float32."""
-MAX_PARTED = 2
+MAX_DIVERGED = 2
 
 _TIMEOUT_S = 120.0
 _CHAT, _COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Request:
     """One request."""
 
     path: str
@@ -37,7 +37,7 @@ class Token:
 
 @dataclass(slots=True)
 class Choice:
-    """One choice as its caller has it in the end. tokens: with log-probabilities, where they were asked for."""
+    """One choice as its caller has it in the end. tokens: with log-probabilities, where these were requested."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -45,8 +45,8 @@ class Choice:
 
 
 @dataclass(slots=True)
-class Said:
-    """Everything an answer said that must not depend on where it was computed."""
+class Answer:
+    """Everything in an answer that must not depend on the rank that computed it."""
 
     choices: dict[int, Choice] = field(default_factory=dict)
     usage: tuple[int, int] = (0, 0)
@@ -67,12 +67,14 @@ class Said:
             self.usage = usage["prompt_tokens"], usage["completion_tokens"]
 
 
-def mixed_asks(num_asks: int, max_tokens: int, model: str = "sim", extra: Sequence[dict[str, Any]] = ()) -> list[Ask]:
+def mixed_requests(
+    num_requests: int, max_tokens: int, model: str = "sim", extra: Sequence[dict[str, Any]] = ()
+) -> list[Request]:
     """Return that many requests: greedy and seeded, with stop strings, several choices, streamed and whole.
 
     extra: fields of further kinds that the model can do.
     """
-    asks = []
+    requests = []
     kinds: list[dict[str, Any]] = [
         {"temperature": 0},
         {"temperature": 0.9, "top_p": 0.9},
@@ -83,97 +85,99 @@ def mixed_asks(num_asks: int, max_tokens: int, model: str = "sim", extra: Sequen
         {"temperature": 1.0, "path": _COMPLETION},
         *extra,
     ]
-    for number in range(num_asks):
+    for number in range(num_requests):
         kind = dict(kinds[number % len(kinds)])
         path = kind.pop("path", _CHAT)
         text = f"stream {number}: " + "why do fish swim in schools? " * (1 + number % 4)
-        asked = {"prompt": text} if path == _COMPLETION else {"messages": [{"role": "user", "content": text}]}
+        prompt = {"prompt": text} if path == _COMPLETION else {"messages": [{"role": "user", "content": text}]}
         body = {"model": model, "max_tokens": max_tokens + 7 * (number % 5), "seed": number, "ignore_eos": True}
-        body |= {"stream": True, **asked, **kind}
+        body |= {"stream": True, **prompt, **kind}
         if body["stream"]:
             body["stream_options"] = {"include_usage": True}
-        asks.append(Ask(path, body))
-    return asks
+        requests.append(Request(path, body))
+    return requests
 
 
-async def ask_all(url: str, asks: Sequence[Ask], meanwhile: Callable[[], Awaitable[None]] | None = None) -> list[Said]:
-    """Send all at once and return what each said; ``meanwhile`` runs as soon as each stream has begun."""
-    limits = httpx.Limits(max_connections=len(asks))
+async def send_all(
+    url: str, requests: Sequence[Request], meanwhile: Callable[[], Awaitable[None]] | None = None
+) -> list[Answer]:
+    """Send all at once and return their answers; ``meanwhile`` runs as soon as each stream has begun."""
+    limits = httpx.Limits(max_connections=len(requests))
     async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, limits=limits, trust_env=False) as client:
-        said = [Said() for _ in asks]
-        began = [asyncio.Event() for _ in asks]
-        tasks = [
-            asyncio.create_task(_ask(client, ask, into, event))
-            for ask, into, event in zip(asks, said, began, strict=True)
-        ]
+        answers = [Answer() for _ in requests]
+        began = [asyncio.Event() for _ in requests]
+        tasks = [asyncio.create_task(_send(client, *each)) for each in zip(requests, answers, began, strict=True)]
         try:
             if meanwhile is not None:
-                await asyncio.gather(
-                    *(event.wait() for ask, event in zip(asks, began, strict=True) if ask.body["stream"])
-                )
+                pairs = zip(requests, began, strict=True)
+                await asyncio.gather(*(event.wait() for request, event in pairs if request.body["stream"]))
                 await meanwhile()
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-    return said
+    return answers
 
 
-async def _ask(client: httpx.AsyncClient, ask: Ask, said: Said, began: asyncio.Event) -> None:
-    async with client.stream("POST", ask.path, json=ask.body) as answer:
+async def _send(client: httpx.AsyncClient, request: Request, answer: Answer, began: asyncio.Event) -> None:
+    async with client.stream("POST", request.path, json=request.body) as response:
         try:
-            if answer.status_code != httpx.codes.OK or not ask.body["stream"]:
-                said.take(json.loads(await answer.aread()))
+            if response.status_code != httpx.codes.OK or not request.body["stream"]:
+                answer.take(json.loads(await response.aread()))
                 return
-            async for line in answer.aiter_lines():
+            async for line in response.aiter_lines():
                 if line.startswith("data: {"):
-                    said.take(json.loads(line.removeprefix("data: ")))
+                    answer.take(json.loads(line.removeprefix("data: ")))
                     began.set()
         finally:
             began.set()
 
 
-def differences(asks: Sequence[Ask], unbroken: Sequence[Said], said: Sequence[Said]) -> list[str]:
-    """Return one line for each answer that is not what the unbroken run said."""
+def differences(requests: Sequence[Request], unbroken: Sequence[Answer], answers: Sequence[Answer]) -> list[str]:
+    """Return one line for each answer that is not that of the unbroken run."""
     return [
-        f"{ask.body} said {got}, unbroken {expected}"
-        for ask, expected, got in zip(asks, unbroken, said, strict=True)
+        f"{request.body} gave {got}, unbroken {expected}"
+        for request, expected, got in zip(requests, unbroken, answers, strict=True)
         if got != expected
     ]
 
 
-def differences_within_margin(asks: Sequence[Ask], unbroken: Sequence[Said], said: Sequence[Said]) -> list[str]:
-    """Return one line for each answer that is not what the unbroken run said, on a real model in float32.
+def differences_within_margin(
+    requests: Sequence[Request], unbroken: Sequence[Answer], answers: Sequence[Answer]
+) -> list[str]:
+    """Return one line for each answer that is not that of the unbroken run, on a real model in float32.
 
-    An answer may part from it where two tokens are as good as equal, which is printed. Of greedy ones with
-    log-probabilities that is checked; of drawn ones nobody tells how close the draw was, so ``MAX_PARTED`` of them may:
-    about one draw in 20,000 is that close.
+    An answer may diverge where two tokens are as good as equal, which is printed. Greedy ones with log-probabilities
+    show how close the two were; drawn ones do not, so ``MAX_DIVERGED`` of them may: about one draw in 20,000 is that
+    close.
     """
     different = [
-        (ask, expected, got)
-        for ask, expected, got in zip(asks, unbroken, said, strict=True)
+        (request, expected, got)
+        for request, expected, got in zip(requests, unbroken, answers, strict=True)
         if got.error or _texts(got) != _texts(expected)
     ]
     unproven = [
-        f"{ask.body} said {got}, unbroken {expected}"
-        for ask, expected, got in different
-        if got.error or not _parts_at_a_tie(expected.choices[0], got.choices[0])
+        f"{request.body} gave {got}, unbroken {expected}"
+        for request, expected, got in different
+        if got.error or not _diverges_at_a_tie(expected.choices[0], got.choices[0])
     ]
     broken = [got for _, expected, got in different if got.error or got.choices.keys() != expected.choices.keys()]
-    sys.stdout.write(f"{len(different)} of {len(asks)} parted, {len(unproven)} of them at a draw\n" * bool(different))
-    return [] if len(unproven) <= MAX_PARTED and not broken else unproven
+    sys.stdout.write(
+        f"{len(different)} of {len(requests)} diverged, {len(unproven)} of them at a draw\n" * bool(different)
+    )
+    return [] if len(unproven) <= MAX_DIVERGED and not broken else unproven
 
 
-def _texts(said: Said) -> Any:
-    choices = {index: (choice.text, choice.finish_reason) for index, choice in said.choices.items()}
-    return choices, said.usage
+def _texts(answer: Answer) -> Any:
+    choices = {index: (choice.text, choice.finish_reason) for index, choice in answer.choices.items()}
+    return choices, answer.usage
 
 
-def _parts_at_a_tie(expected: Choice, got: Choice) -> bool:
+def _diverges_at_a_tie(expected: Choice, got: Choice) -> bool:
     pairs = zip(expected.tokens, got.tokens, strict=False)
     margin = next((ours.margin for ours, theirs in pairs if ours.text != theirs.text), None)
     if margin is None or margin > TIE:
         return False
-    sys.stdout.write(f"a stream parted from the unbroken run at a margin of {margin:g}\n")
+    sys.stdout.write(f"a stream diverged from the unbroken run at a margin of {margin:g}\n")
     return True

@@ -1,4 +1,4 @@
-"""Ranks that share out a real mixture of experts come, go and die while it is asked: no word of any answer changes."""
+"""Scaling and deaths of ranks that share a real mixture of experts, under load: no token of any answer changes."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.chaos.scale_faults import all_ready
-from tests.chaos.streams import Ask, ask_all, differences_within_margin, mixed_asks
+from tests.chaos.streams import Request, differences_within_margin, mixed_requests, send_all
 from tests.integration.lockstep import pids, wait_whole
 from tests.integration.scaling import begin, finish, ready_ranks, scale
 from tests.integration.serving import DEADLINE_S, Deployment, deployment, eventually
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 
 NUM_CYCLES = 10
 SIZES = (4, 3, 1, 2)
-ASKS = mixed_asks(20, 50, extra=[{"temperature": 0, "logprobs": True, "top_logprobs": 2}])
+REQUESTS = mixed_requests(20, 50, extra=[{"temperature": 0, "logprobs": True, "top_logprobs": 2}])
 
 
 @pytest.mark.ray
@@ -36,7 +36,7 @@ def test_ten_cycles_on_ray(tmp_path: Path) -> None:
                 ranks = ready_ranks(http)
                 scale(http, remove=ranks[:2] if number % 2 else ranks[2:], drain_timeout=0.2)
 
-        asyncio.run(_unchanged(served, ASKS, act))
+        asyncio.run(_unchanged(served, REQUESTS, act))
         served.end()
 
 
@@ -56,26 +56,26 @@ def test_every_family_through_all_sizes_with_deaths_in_between(model: str, tmp_p
                 _kill_one(url, rng)
                 wait_whole(url, size)
 
-        asyncio.run(_unchanged(served, ASKS, act))
+        asyncio.run(_unchanged(served, REQUESTS, act))
         served.end()
 
 
 def _kill_one(url: str, rng: random.Random) -> None:
     """``kill -9`` a rank that is not the only one: with none left, new requests are refused."""
     while len(living := [pid for pid in pids(url).values() if pid]) > 1:
-        with suppress(ProcessLookupError):  # it left by itself, and is not shown any more in a moment
+        with suppress(ProcessLookupError):  # it left by itself; the API shows it no more in a moment
             os.kill(rng.choice(living), signal.SIGKILL)
             return
 
 
-async def _unchanged(served: Deployment, asks: Sequence[Ask], act: Callable[[httpx.Client], None]) -> None:
-    """Ask the same again and again while something is done, and compare with what was said before."""
+async def _unchanged(served: Deployment, requests: Sequence[Request], act: Callable[[httpx.Client], None]) -> None:
+    """Send the same requests again and again while something is done, and compare with the answers before it."""
     url = served.wait_ready()
-    unbroken = await ask_all(url, asks)
-    assert not [said.error for said in unbroken if said.error]
+    unbroken = await send_all(url, requests)
+    assert not [answer.error for answer in unbroken if answer.error]
     with httpx.Client(base_url=url, timeout=DEADLINE_S, trust_env=False) as http:
         acting = asyncio.create_task(asyncio.to_thread(act, http))
         while not acting.done():
-            wrong = differences_within_margin(asks, unbroken, await ask_all(url, asks))
+            wrong = differences_within_margin(requests, unbroken, await send_all(url, requests))
             assert not wrong, "\n".join(wrong[:5])
         await acting

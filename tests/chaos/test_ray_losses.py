@@ -1,4 +1,4 @@
-"""What can be lost on Ray: an engine, its shell, both stopped, and a whole node. The rank is back each time."""
+"""Losses on Ray: an engine, its actor, both stopped, and a whole node. The rank is replaced each time."""
 
 import shutil
 import subprocess
@@ -29,10 +29,10 @@ class Cluster:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.address = self._read()
 
-    def order(self, what: str) -> None:
+    def execute(self, command: str) -> None:
         """Have a node added or removed."""
         assert self._process.stdin is not None
-        self._process.stdin.write(what + "\n")
+        self._process.stdin.write(command + "\n")
         self._process.stdin.flush()
         assert self._read() == "done"
 
@@ -85,7 +85,7 @@ def kill_actor(engine: psutil.Process, actor: psutil.Process) -> str:
     return "The actor is dead because its worker process has died"
 
 
-def test_what_a_rank_consists_of_may_be_stopped_or_killed_and_is_gone_before_the_seat_is_filled() -> None:
+def test_engine_and_actor_may_be_stopped_or_killed_and_are_gone_before_the_replacement_starts() -> None:
     with deployment(*SIM) as served:
         url = served.wait_ready()
         for incarnation, end in enumerate((stop_engine, stop_both, kill_engine, kill_actor), start=1):
@@ -102,12 +102,12 @@ def test_a_removed_node_is_found_by_its_silence_and_its_rank_goes_to_the_next_on
     with deployment(*SIM, "--ray-address", cluster.address) as served:
         url = served.wait_ready()
         began_at = time.monotonic()
-        cluster.order("remove")
+        cluster.execute("remove")
         eventually(lambda: "is dead: on a node that is out of reach" in served.stderr)
         assert time.monotonic() - began_at < NODE_LOSS_S
         (lost,) = [rank for rank, row in ranks_of(url).items() if row["state"] not in ("ready", "suspect")]
         assert [chat(url) for _ in range(4)] == ["length"] * 4
-        cluster.order("add")
+        cluster.execute("add")
         eventually(partial(rank_is, url, lost, f"{lost}.2"))
         assert chat(url, data_parallel_rank=lost) == "length"
         served.end()

@@ -1,4 +1,4 @@
-"""Ranks come and go under a steady load, with faults and cancels in between: no request fails, nothing is left."""
+"""Scaling up and down under a steady load, with faults and cancels in between: no request fails, nothing leaks."""
 
 import asyncio
 import random
@@ -10,8 +10,8 @@ import httpx
 import psutil
 import pytest
 
-from bench.steady_load import steady_load
-from tests.chaos.scale_faults import all_ready, cancel, freeze_newcomer, kill_newcomer, kill_old_rank
+from bench.streams import steady_load
+from tests.chaos.scale_faults import all_ready, cancel, kill_joining, kill_old_rank, stop_joining
 from tests.integration.scaling import begin, finish, look, ready_ranks, scale
 from tests.integration.serving import DEADLINE_S, Deployment, deployment, eventually
 
@@ -70,10 +70,10 @@ def test_rounds_of_faults_and_cancels_leave_the_old_size_and_the_next_scale_work
     with deployment(*LOCAL) as served:
 
         def act(http: httpx.Client) -> None:
-            for fault in [*[kill_newcomer, freeze_newcomer, cancel] * NUM_FAULT_ROUNDS, *[kill_old_rank] * 3]:
+            for fault in [*[kill_joining, stop_joining, cancel] * NUM_FAULT_ROUNDS, *[kill_old_rank] * 3]:
                 before = ready_ranks(http)
                 operation = begin(http, size=4) if rng.random() < 0.6 else begin(http, remove=before[:1])
-                if fault is not kill_old_rank:  # later it may be the only one that is left
+                if fault is not kill_old_rank:  # later it may be the only one left
                     wait_random(http, operation, rng)
                 fault(http, served, operation, rng)
                 over = finish(http, operation)

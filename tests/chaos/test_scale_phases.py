@@ -1,9 +1,10 @@
-"""A fault or a cancel in every phase of a scale, ten rounds each: no request fails, the next scale works, no leak.
+"""Faults and cancels in every phase of a scale operation: no request fails, the next one works, nothing leaks.
 
-A round waits until the operation says that it is in the phase, and strikes then; one that went past it between two
-looks is taken again. ``commit`` and ``publish`` have no test of their own: they are over within the look in which they
-begin, because what they wait for comes with the same state as what ends the phase before. The unit tests of the
-operation have them, and a strike in ``prepare`` or ``switch`` often takes effect there.
+Ten rounds for each phase. A round polls the operation until it is in the phase and injects the fault then; an
+operation that passed the phase between two polls is repeated. ``commit`` and ``publish`` have no test of their own:
+they end within the poll in which they begin, because what they wait for comes with the same state as what ends the
+phase before. The unit tests of the operation cover them, and a fault in ``prepare`` or ``switch`` often takes effect
+there.
 """
 
 import asyncio
@@ -18,12 +19,12 @@ from tests.chaos.scale_faults import (
     Fault,
     all_ready,
     cancel,
-    freeze_newcomer,
     kill_coordinator,
-    kill_leaver,
-    kill_newcomer,
+    kill_joining,
+    kill_leaving,
     kill_old_rank,
     reach,
+    stop_joining,
 )
 from tests.chaos.test_scale_cycles import SLACK, num_sockets_and_files, under_load
 from tests.integration.scaling import begin, finish, ready_ranks, scale
@@ -41,33 +42,33 @@ LOCKSTEP = (*SIM, "--enable-expert-parallel", "--sim-load-ms-per-expert", "50")
 
 GROWING: dict[str, Sequence[Fault]] = {
     "reserve": (cancel, kill_old_rank, kill_coordinator),
-    "spawn": (cancel, kill_newcomer, kill_old_rank, kill_coordinator),
-    "load": (cancel, kill_newcomer, freeze_newcomer, kill_old_rank, kill_coordinator),
-    "handshake": (cancel, kill_newcomer, freeze_newcomer, kill_old_rank, kill_coordinator),
+    "spawn": (cancel, kill_joining, kill_old_rank, kill_coordinator),
+    "load": (cancel, kill_joining, stop_joining, kill_old_rank, kill_coordinator),
+    "handshake": (cancel, kill_joining, stop_joining, kill_old_rank, kill_coordinator),
 }
 SHRINKING: dict[str, Sequence[Fault]] = {
-    "drain": (cancel, kill_leaver, kill_old_rank, kill_coordinator),
-    "move": (cancel, kill_leaver, kill_old_rank, kill_coordinator),
-    "stop": (cancel, kill_leaver, kill_old_rank, kill_coordinator),
+    "drain": (cancel, kill_leaving, kill_old_rank, kill_coordinator),
+    "move": (cancel, kill_leaving, kill_old_rank, kill_coordinator),
+    "stop": (cancel, kill_leaving, kill_old_rank, kill_coordinator),
     "release": (cancel, kill_old_rank, kill_coordinator),
 }
 SWITCHING: dict[str, Sequence[Fault]] = {
-    "prepare": (cancel, kill_newcomer, kill_leaver, kill_old_rank, kill_coordinator),
-    "switch": (cancel, kill_newcomer, kill_leaver, kill_old_rank, kill_coordinator),
+    "prepare": (cancel, kill_joining, kill_leaving, kill_old_rank, kill_coordinator),
+    "switch": (cancel, kill_joining, kill_leaving, kill_old_rank, kill_coordinator),
 }
 
 
 @pytest.mark.parametrize("phase", [*GROWING, *SHRINKING])
 def test_independent_ranks(phase: str) -> None:
-    _strike_in(phase, (GROWING | SHRINKING)[phase], SIM)
+    _fault_in(phase, (GROWING | SHRINKING)[phase], SIM)
 
 
 @pytest.mark.parametrize("phase", [*GROWING, *SHRINKING, *SWITCHING])
 def test_lockstep_ranks(phase: str) -> None:
-    _strike_in(phase, (GROWING | SHRINKING | SWITCHING)[phase], LOCKSTEP)
+    _fault_in(phase, (GROWING | SHRINKING | SWITCHING)[phase], LOCKSTEP)
 
 
-def _strike_in(phase: str, faults: Sequence[Fault], options: Sequence[str]) -> None:
+def _fault_in(phase: str, faults: Sequence[Fault], options: Sequence[str]) -> None:
     with deployment(*options) as served:
 
         def act(http: httpx.Client) -> None:
@@ -78,7 +79,7 @@ def _strike_in(phase: str, faults: Sequence[Fault], options: Sequence[str]) -> N
                 assert any(_round(http, served, phase, fault, seed) for seed in seeds), (
                     f"no operation of {NUM_TRIES} was seen in phase {phase}"
                 )
-                num_open = num_open or num_sockets_and_files(served)  # once there are lines to the largest group
+                num_open = num_open or num_sockets_and_files(served)  # once there are channels to the largest group
             assert num_sockets_and_files(served) <= num_open + SLACK
             assert not served.has_logged("SIGABRT")
 
@@ -87,9 +88,9 @@ def _strike_in(phase: str, faults: Sequence[Fault], options: Sequence[str]) -> N
 
 
 def _round(http: httpx.Client, served: Deployment, phase: str, fault: Fault, seed: int) -> bool:
-    """Strike in a phase of one operation, and look at what came of it; False when the phase was not seen."""
+    """Inject a fault in a phase of one operation and check how that ends; False when the phase was not seen."""
     rng, before = random.Random(seed), ready_ranks(http)
-    operation = begin(http, **_wish(phase, before, rng))
+    operation = begin(http, **_request(phase, before, rng))
     hit = reach(http, operation, phase)
     if hit:
         fault(http, served, operation, rng)
@@ -103,8 +104,8 @@ def _round(http: httpx.Client, served: Deployment, phase: str, fault: Fault, see
     return hit
 
 
-def _wish(phase: str, ranks: Sequence[int], rng: random.Random) -> dict[str, Any]:
-    """Grow, shrink, or let a new rank replace an old one: whichever has the phase. The lowest or the highest leaves."""
+def _request(phase: str, ranks: Sequence[int], rng: random.Random) -> dict[str, Any]:
+    """Grow, shrink, or exchange an old rank for a new one, as the phase needs. The lowest or the highest leaves."""
     if phase in GROWING:
         return {"size": LARGER}
     leaving = {"remove": [rng.choice([ranks[0], ranks[-1]])], "drain_timeout": 0.4 if phase == "drain" else 0.0}

@@ -1,4 +1,4 @@
-"""Many starts and stops: what one cycle leaves behind, twenty make visible."""
+"""Many starts and stops: leftovers of one cycle that twenty make visible."""
 
 import signal
 from pathlib import Path

@@ -16,6 +16,11 @@ def tracked_files() -> list[Path]:
     return [Path(name) for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
+def product_files() -> list[Path]:
+    """Return the modules of the wheel, relative to the root."""
+    return [path for path in tracked_files() if path.suffix == ".py" and path.parts[0] in PACKAGES]
+
+
 def texts() -> dict[Path, str]:
     """Return the text of every tracked file."""
     return {path: (ROOT / path).read_text(encoding="utf-8") for path in tracked_files()}

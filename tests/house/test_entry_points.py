@@ -1,4 +1,4 @@
-"""Light processes stay light: what each entry point must not import, seen in a process of its own."""
+"""Entry points of light processes: each is imported in a process of its own, and brings none of the heavy packages."""
 
 import subprocess
 import sys

@@ -1,14 +1,11 @@
 """The import contracts hold, and each of them would catch the import it forbids."""
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.house.repository import PACKAGES, ROOT
+from tests.house.repository import ROOT
 
 # What a hasty change might write, and the contract it must run into.
 PLANTED = {
@@ -47,14 +44,6 @@ def lint(root: Path) -> tuple[int, dict[str, str]]:
         [*command, "--no-cache"], cwd=root, env={"COLUMNS": "200"}, capture_output=True, text=True, timeout=120
     )
     return linted.returncode, dict(VERDICT.findall(linted.stdout))
-
-
-@pytest.fixture
-def copy_of_the_tree(tmp_path: Path) -> Path:
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    return tmp_path
 
 
 def test_every_contract_holds_and_has_its_planted_violation() -> None:

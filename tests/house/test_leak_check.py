@@ -1,4 +1,4 @@
-"""The leak check sees what a careless test leaves behind, and nothing else."""
+"""The leak check and the runner of coroutine tests see what a careless test leaves behind, and nothing else."""
 
 import asyncio
 import contextlib
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
+from tests.conftest import leaving_no_task
 from tests.leaks import held, wait_given_back
 
 
@@ -64,5 +65,22 @@ def test_what_is_left_open_is_seen_and_what_is_closed_is_not(
     assert not wait_given_back(before)
 
 
-async def test_coroutine_tests_run_on_a_loop_of_their_own() -> None:
-    assert asyncio.get_running_loop().is_running()
+_loops: list[asyncio.AbstractEventLoop] = []
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_each_coroutine_test_runs_on_a_loop_of_its_own(number: int) -> None:
+    assert all(loop.is_closed() for loop in _loops)
+    _loops.append(asyncio.get_running_loop())
+
+
+async def test_a_coroutine_test_that_leaves_a_task_behind_fails() -> None:
+    left = []
+
+    async def careless(name: str) -> None:
+        left.append(asyncio.create_task(asyncio.Event().wait(), name=name))
+
+    with pytest.raises(AssertionError, match=r"tasks left behind.*forgotten"):
+        await leaving_no_task(careless, {"name": "forgotten"})
+    left[0].cancel()
+    await asyncio.wait(left)

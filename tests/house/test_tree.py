@@ -1,4 +1,4 @@
-"""What is true of every file: short, explained, portable."""
+"""Properties of every file: short, explained, portable."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runs prompts through the real core the hard way and holds the tokens against transformers' own."""
+"""Runs of prompts through the real core under hard conditions, and their comparison with transformers' own tokens."""
 
 import itertools
 import logging
@@ -53,7 +53,7 @@ class SmallPool:
 
 
 @dataclass(frozen=True, slots=True)
-class PendingResults:
+class Answers:
     """The output tokens of each prompt, and the counters when all had ended."""
 
     tokens: list[list[int]]
@@ -67,8 +67,8 @@ def answer(
     num_tokens: int,
     seed: int,
     embeds: Sequence[Tensor] | None = None,
-) -> PendingResults:
-    """Ask a new core for ``num_tokens`` of each prompt; how many arrive before a step is random.
+) -> Answers:
+    """Return ``num_tokens`` of each prompt from a new core; how many requests arrive before a step is random.
 
     embeds: what stands in for the embeddings of each prompt.
     """
@@ -86,11 +86,11 @@ def answer(
             assert output.error is None, output.error
             answers[output.request_id].extend(output.new_token_ids)
             num_finished += output.finish_reason is FinishReason.LENGTH
-    return PendingResults(answers, core.load())
+    return Answers(answers, core.load())
 
 
 def assert_equal(found: list[list[int]], expected: list[list[int]], prompts: list[list[int]], folder: Path) -> None:
-    """Compare answers; one may leave the other only where the model's two best tokens are as good as equal.
+    """Compare answers; they may diverge only where the model's two best tokens are as good as equal.
 
     Every such place is logged.
     """
@@ -99,8 +99,8 @@ def assert_equal(found: list[list[int]], expected: list[list[int]], prompts: lis
             continue
         position = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
         margin = _margin(folder, [*prompt, *theirs[:position]])
-        _LOGGER.warning("parted at token %d after a prompt of %d, margin %.1e", position, len(prompt), margin)
-        assert margin < _NOISE, f"{ours} is not {theirs}: they part at {position}, margin {margin:.1e}"
+        _LOGGER.warning("diverged at token %d after a prompt of %d, margin %.1e", position, len(prompt), margin)
+        assert margin < _NOISE, f"{ours} is not {theirs}: they diverge at {position}, margin {margin:.1e}"
 
 
 def _margin(folder: Path, tokens: list[int]) -> float:

@@ -114,7 +114,7 @@ class ExpertGroup:
 
 
 class _Member:
-    """One member's loop, bare: steps while anybody has work."""
+    """One member's loop, reduced: it steps while any member has work."""
 
     def __init__(self, group: EpochGroup, runner: ParallelRunner, scheduler: SchedulerConfig, seed: int) -> None:
         self._group = group

@@ -1,4 +1,4 @@
-"""Looks at a lockstep group from outside, and lets faults hit it under open streams."""
+"""Observation of a lockstep group through the API, and faults injected under open streams."""
 
 import asyncio
 import os
@@ -7,21 +7,19 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import httpx
+from tests.chaos.streams import Answer, Request, differences, send_all
+from tests.integration.serving import HTTP, START_S, eventually
 
-from tests.chaos.streams import Ask, Said, ask_all, differences
-from tests.integration.serving import eventually
-
-Strike = Callable[[], Awaitable[None]]
+Inject = Callable[[], Awaitable[None]]
 
 
 def cluster(url: str) -> dict[str, Any]:
     """Return ``/v1/cluster``."""
-    return dict(httpx.get(f"{url}/v1/cluster", timeout=30.0).json())
+    return dict(HTTP.get(f"{url}/v1/cluster").json())
 
 
 def group(url: str) -> dict[str, Any]:
-    """Return what ``/v1/cluster`` says of the lockstep group."""
+    """Return the lockstep group of ``/v1/cluster``."""
     return dict(cluster(url)["group"])
 
 
@@ -48,36 +46,52 @@ def is_whole(url: str, num_ranks: int) -> bool:
 
 
 def wait_whole(url: str, num_ranks: int) -> None:
-    """Wait until it is whole."""
-    eventually(lambda: is_whole(url, num_ranks))
+    """Wait until it is whole; a rank that died has to start again first."""
+    eventually(lambda: is_whole(url, num_ranks), START_S)
+
+
+def wait_still(url: str, after_wave: int = 0) -> int:
+    """Wait until every rank rests in the newest wave, which is later than this one; return the steps taken so far.
+
+    after_wave: what is shown may be older than a wave that was just run: ranks that rest still, instead of again.
+    """
+
+    def is_still() -> bool:
+        seen = cluster(url)
+        wave, ranks = seen["group"]["wave"], seen["ranks"]
+        return wave > after_wave and all((row["phase"], row["lockstep"]["wave"]) == ("idle", wave) for row in ranks)
+
+    eventually(is_still)
+    return num_steps(url)
 
 
 def num_steps(url: str) -> int:
     """Return the steps of all ranks, empty ones included."""
-    own = sum(int(row["num_steps"]) for row in httpx.get(f"{url}/load", timeout=30.0).json()["ranks"])
+    own = sum(int(row["num_steps"]) for row in HTTP.get(f"{url}/load").json()["ranks"])
     return own + sum(int(row["lockstep"]["empty_steps"]) for row in cluster(url)["ranks"])
 
 
 def collective_s(url: str) -> dict[int, float]:
     """Return rank -> time it spent inside collectives."""
-    text = httpx.get(f"{url}/metrics", timeout=30.0).text
+    text = HTTP.get(f"{url}/metrics").text
     found = re.findall(r'^shoal_engine_collective_seconds_total{engine="(\d+)"} (\S+)$', text, re.MULTILINE)
     return {int(rank): float(seconds) for rank, seconds in found}
 
 
 def kill(*processes: int) -> None:
     """``kill -9`` processes at once."""
+    assert all(processes), "0 would be this process's own group"
     for pid in processes:
         os.kill(pid, signal.SIGKILL)
 
 
-def assert_unbroken(
+def assert_unchanged(
     url: str,
-    asks: Sequence[Ask],
-    unbroken: Sequence[Said],
-    strike: Strike,
-    compare: Callable[[Sequence[Ask], Sequence[Said], Sequence[Said]], list[str]] = differences,
+    requests: Sequence[Request],
+    unbroken: Sequence[Answer],
+    inject: Inject,
+    compare: Callable[[Sequence[Request], Sequence[Answer], Sequence[Answer]], list[str]] = differences,
 ) -> None:
-    """Ask everything at once, strike when each stream has begun, and check that nothing was said differently."""
-    wrong = compare(asks, unbroken, asyncio.run(ask_all(url, asks, strike)))
-    assert not wrong, f"{len(wrong)} of {len(asks)} differ:\n" + "\n".join(wrong[:5])
+    """Send everything at once, inject the fault when each stream has begun, and check that no answer changed."""
+    wrong = compare(requests, unbroken, asyncio.run(send_all(url, requests, inject)))
+    assert not wrong, f"{len(wrong)} of {len(requests)} differ:\n" + "\n".join(wrong[:5])

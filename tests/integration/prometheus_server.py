@@ -1,13 +1,16 @@
-"""A real Prometheus, from its Debian package, as a process of a test."""
+"""A real Prometheus server, from its Debian package, as a process of a test."""
 
 import contextlib
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+
+from tests.integration.serving import eventually
 
 _STOP_TIMEOUT_S = 60.0
 
@@ -30,6 +33,11 @@ class Prometheus:
             if answer.status_code == httpx.codes.OK:
                 return [(series["metric"], float(series["value"][1])) for series in answer.json()["data"]["result"]]
         return []
+
+    def wait_scraped(self) -> None:
+        """Wait for a scrape that began after this call: what has been counted before is then stored."""
+        now = time.time()
+        eventually(lambda: any(at > now for _, at in self.query("timestamp(up)")))
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """A Ray head in a process of its own: ``python -m tests.integration.ray_head FOLDER NUM_CPUS``.
 
-Prints its address, then answers each line on standard input with what drivers have left on it, as JSON. One placement
-group is there from the start and is nobody's of Shoal.
+Prints its address, then answers each line of standard input with the actors and placement groups on it, as JSON. One
+placement group is there from the start and is not one of Shoal.
 """
 
 import json

@@ -1,18 +1,18 @@
-"""What tests of scaling ask of a running deployment."""
+"""Scale operations through the API of a running deployment."""
 
 import time
 from typing import Any
 
 import httpx
 
-from tests.integration.serving import DEADLINE_S, eventually
+from tests.integration.serving import DEADLINE_S, START_S, eventually
 
 ENDED = ("done", "failed", "cancelled")
 
 
-def begin(http: httpx.Client, **wish: Any) -> dict[str, Any]:
+def begin(http: httpx.Client, **request: Any) -> dict[str, Any]:
     """Begin an operation and return it."""
-    answer = http.post("/v1/cluster/scale", json=wish)
+    answer = http.post("/v1/cluster/scale", json=request)
     assert answer.status_code == 202, answer.text
     assert answer.headers["location"] == f"/v1/cluster/operations/{answer.json()['id']}"
     return dict(answer.json())
@@ -24,13 +24,13 @@ def look(http: httpx.Client, operation: dict[str, Any]) -> dict[str, Any]:
 
 
 def finish(http: httpx.Client, operation: dict[str, Any]) -> dict[str, Any]:
-    """Return an operation once it is over."""
-    return dict(eventually(lambda: (seen := look(http, operation))["status"] in ENDED and seen))
+    """Return an operation once it is over; a rank that joins has to start first."""
+    return dict(eventually(lambda: (seen := look(http, operation))["status"] in ENDED and seen, START_S))
 
 
-def scale(http: httpx.Client, **wish: Any) -> dict[str, Any]:
+def scale(http: httpx.Client, **request: Any) -> dict[str, Any]:
     """Scale and return the operation, which must come to its end."""
-    operation = finish(http, begin(http, **wish))
+    operation = finish(http, begin(http, **request))
     assert operation["status"] == "done", operation
     return operation
 

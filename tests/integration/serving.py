@@ -1,4 +1,4 @@
-"""Runs the real command ``shoal`` and looks at what it leaves behind."""
+"""The real command ``shoal`` as a process of a test, and checks of what it leaves behind."""
 
 import ipaddress
 import os
@@ -20,9 +20,16 @@ import psutil
 from orchestrator.supervisor.run_dir import live_runs
 
 DEADLINE_S = 90.0
+START_S = 240.0
+"""A rank with a real model imports torch and transformers first: a minute beside other heavy work."""
+
 _GREETING_BYTES = 64
 SHOAL = Path(sys.executable).with_name("shoal")
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "ignore_eos": True}
+
+# One client for all looks at a deployment: making one, certificates included, costs the CPU more than the request does,
+# and a test that polls would take that from the ranks it waits for. No connection outlives its request.
+HTTP = httpx.Client(verify=False, timeout=DEADLINE_S, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 def eventually(condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
@@ -82,7 +89,7 @@ class Deployment:
             assert self.process.poll() is None, self.stderr
             return next((run.url for run in live_runs(self.parent)), None)
 
-        return str(eventually(url))
+        return str(eventually(url, START_S))
 
     def wait_exit(self, deadline_s: float = DEADLINE_S) -> int:
         """Wait for its end; return its exit status."""
@@ -153,30 +160,30 @@ def deployment(*arguments: str) -> Iterator[Deployment]:
 
 def ranks_of(url: str) -> dict[int, dict[str, Any]]:
     """Return the ranks of ``/v1/cluster``."""
-    return {rank["rank"]: rank for rank in httpx.get(f"{url}/v1/cluster").json()["ranks"]}
+    return {rank["rank"]: rank for rank in HTTP.get(f"{url}/v1/cluster").json()["ranks"]}
 
 
 def rank_is(url: str, rank: int, engine_id: str) -> bool:
-    """Tell whether this engine sits in a rank's replica and is ready."""
+    """Tell whether this engine serves a rank now and is ready."""
     row = ranks_of(url).get(rank)
     return row is not None and (row["engine_id"], row["state"]) == (engine_id, "ready")
 
 
 def chat(url: str, **changes: Any) -> str:
     """Send one chat request; return the answer's finish reason."""
-    answer = httpx.post(f"{url}/v1/chat/completions", json=CHAT | changes, timeout=DEADLINE_S)
+    answer = HTTP.post(f"{url}/v1/chat/completions", json=CHAT | changes)
     assert answer.status_code == httpx.codes.OK, answer.text
     return str(answer.json()["choices"][0]["finish_reason"])
 
 
 def wire_mechanism(address: str, port: int) -> str:
-    """Return what a ZeroMQ socket says it wants of its peers: ``NULL`` or ``CURVE``."""
+    """Return the security mechanism of a ZeroMQ socket, from its greeting: ``NULL`` or ``CURVE``."""
     with socket.create_connection((address, port), DEADLINE_S) as connection:
         connection.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x01CURVE".ljust(55, b"\x00"))
-        handshake_retry = b""
-        while len(handshake_retry) < _GREETING_BYTES and (received := connection.recv(_GREETING_BYTES)):
-            handshake_retry += received
-    return handshake_retry[12:32].rstrip(b"\x00").decode()
+        greeting = b""
+        while len(greeting) < _GREETING_BYTES and (received := connection.recv(_GREETING_BYTES)):
+            greeting += received
+    return greeting[12:32].rstrip(b"\x00").decode()
 
 
 def _plain(address: str) -> str:

@@ -1,4 +1,4 @@
-"""Every family answers token for token what transformers answers, whatever the engine does meanwhile.
+"""Exactness of every family: the tokens are those of transformers, whatever the engine does meanwhile.
 
 Chunk sizes, preemption and reuse of beginnings are combined pairwise over the families, not in full.
 """
@@ -55,7 +55,7 @@ def test_greedy_tokens_equal_generate(family: str, tmp_path: Path) -> None:
         answers = answer(pool, scheduler, asked, NUM_TOKENS, seed=num_step_tokens)
         assert_equal(answers.tokens, expected, asked, tmp_path)
         assert (answers.load.num_prefix_hit_tokens > 0) == caching
-        if preempting and num_step_tokens > 1:  # else one sequence runs at a time, and hardly anybody is in the way
+        if preempting and num_step_tokens > 1:  # else one sequence runs at a time, and hardly any competes for blocks
             assert answers.load.num_preemptions >= MIN_PREEMPTIONS
     runner.close()
 

@@ -1,4 +1,4 @@
-"""Prompts of embeddings give transformers' own tokens, and pooled prompts its own vectors, whatever the engine does."""
+"""Exactness of embeddings: as prompts they give transformers' tokens, pooled its vectors, whatever the engine does."""
 
 import itertools
 import random
@@ -99,7 +99,7 @@ def test_pooled_vectors_are_those_of_transformers(started: tuple[Path, TorchRunn
 
 
 @pytest.mark.parametrize("started", ["llama"], indirect=True)
-def test_numbers_that_are_none_fail_alone(started: tuple[Path, TorchRunner]) -> None:
+def test_embeddings_that_are_not_numbers_fail_alone(started: tuple[Path, TorchRunner]) -> None:
     folder, runner = started
     asked = prompts()[:4]
     own = [as_tensor(embeds) for embeds in embed(folder, asked)]
@@ -119,7 +119,7 @@ def test_numbers_that_are_none_fail_alone(started: tuple[Path, TorchRunner]) -> 
 
 
 def pool(runner: Runner, scheduler: SchedulerConfig, asked: list[list[int]]) -> tuple[np.ndarray, Load]:
-    """Ask a new core for the vectors of all prompts, and for tokens of one more so that both kinds share steps."""
+    """Return the vectors of all prompts from a new core that also generates for one more: both kinds share steps."""
     core = NativeCore(scheduler, runner)
     core.add_request(make_request(len(asked), asked[0], NUM_TOKENS), received_at=0.0)
     for index, prompt in enumerate(asked):

@@ -1,4 +1,4 @@
-"""Groups of any size say token for token what transformers says, and each member holds its share of the experts."""
+"""Expert-parallel groups of any size: tokens equal to those of transformers, and a share of the experts per member."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from tests.unit.runner.families import VOCAB_SIZE, generate, load, save_family, 
 NUM_PROMPTS, NUM_TOKENS = 10, 6
 _RANDOM = random.Random(5)
 PROMPTS = [[_RANDOM.randrange(3, VOCAB_SIZE) for _ in range(_RANDOM.choice([1, 4, 9, 17]))] for _ in range(NUM_PROMPTS)]
-EVERYBODY = list(range(NUM_PROMPTS))
+ALL_PROMPTS = list(range(NUM_PROMPTS))
 
 Reference = Callable[[str], tuple[Path, list[list[int]]]]
 
@@ -50,7 +50,7 @@ def shares(num_members: int, num_busy: int | None = None) -> list[list[int]]:
     """Deal the prompts out at random to the first ``num_busy`` members."""
     rng = random.Random(num_members)
     dealt: list[list[int]] = [[] for _ in range(num_members)]
-    for index in EVERYBODY:
+    for index in ALL_PROMPTS:
         dealt[rng.randrange(num_busy or num_members)].append(index)
     return dealt
 
@@ -96,7 +96,7 @@ def test_a_member_that_never_gets_a_request_computes_for_the_others(reference: R
         assert_equal(found, expected, PROMPTS, folder)
         loads = [group.runners[rank].expert_loads() for rank in range(3)]
         assert sum(loads[0]) > 0
-        assert sum(loads[1] + loads[2]) == 0, "who has no tokens chooses nothing"
+        assert sum(loads[1] + loads[2]) == 0, "a member without tokens routes none"
 
 
 def test_there_may_be_more_members_than_experts(reference: Reference) -> None:
@@ -125,7 +125,7 @@ def test_each_member_holds_the_dense_weights_and_its_share(
                 assert group.runners[rank].rows.num_bytes == share
 
 
-def test_who_joins_gets_its_experts_from_its_peers_and_the_group_says_the_same(
+def test_a_joining_member_gets_its_experts_from_its_peers_and_the_tokens_stay_the_same(
     reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, expected = reference("qwen3_moe")
@@ -145,7 +145,7 @@ def _refuse(*_: Any, **__: Any) -> None:
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_group_that_has_slept_says_the_same(level: int, reference: Reference) -> None:
+def test_a_group_that_has_slept_gives_the_same_tokens(level: int, reference: Reference) -> None:
     folder, expected = reference("qwen3_moe")
     with ExpertGroup(folder) as group:
         placed = group.form([0, 1], num_redundant=1)
@@ -179,7 +179,7 @@ def test_a_group_prepared_in_sleep_takes_no_memory_before_its_member_wakes(refer
     with ExpertGroup(folder) as group:
         placed = group.form([0, 1])
         runner = group.runners[0]
-        assert group.in_use(0).experts is None, "nobody beside the runner holds them"
+        assert group.in_use(0).experts is None, "only the runner holds them"
         runner.sleep(1)
         prepared = runner.load_rows(placed[0])
         assert prepared.num_bytes == 0

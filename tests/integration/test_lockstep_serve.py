@@ -1,6 +1,6 @@
-"""A lockstep group behind the whole service: it steps together, rests together, and heals without a stream noticing.
+"""A lockstep group behind the whole service: it steps together, rests together, and heals without loss for a stream.
 
-One deployment of sim ranks for the module; each test leaves it whole. The rounds that wait for many replaces are chaos.
+One deployment of sim ranks for the module; each test leaves it whole. Rounds with many replacements are chaos tests.
 """
 
 import asyncio
@@ -9,13 +9,12 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
 
-import httpx
 import pytest
 
-from tests.chaos.streams import Said, ask_all, mixed_asks
+from tests.chaos.streams import Answer, mixed_requests, send_all
 from tests.integration.lockstep import (
-    Strike,
-    assert_unbroken,
+    Inject,
+    assert_unchanged,
     collective_s,
     group,
     incarnations,
@@ -23,19 +22,23 @@ from tests.integration.lockstep import (
     kill,
     num_steps,
     pids,
+    wait_still,
     wait_whole,
 )
-from tests.integration.serving import Deployment, chat, deployment, eventually, ranks_of
+from tests.integration.serving import HTTP, Deployment, chat, deployment, eventually, ranks_of
 from tests.leaks import held, wait_given_back
 
 NUM_RANKS, NUM_STREAMS, MAX_TOKENS = 3, 32, 60
+# A rank is suspect after a third of it without a step. By then a stopped rank must have been silent for a second: its
+# silence is all that tells it from the ranks that wait for it in the same collective.
+STALL_TIMEOUT_S = "6"
 SIM = (
     *("--engine", "sim", "--executor", "local", "--data-parallel-size", str(NUM_RANKS), "--enable-expert-parallel"),
-    *("--sim-step-ms", "10", "--stall-timeout", "2", "--max-restarts", "100"),
+    *("--sim-step-ms", "10", "--stall-timeout", STALL_TIMEOUT_S, "--max-restarts", "100"),
 )
-ASKS = mixed_asks(NUM_STREAMS, MAX_TOKENS)
+REQUESTS = mixed_requests(NUM_STREAMS, MAX_TOKENS)
 
-Wound = Callable[[dict[int, int]], Awaitable[None]]
+GroupFault = Callable[[dict[int, int]], Awaitable[None]]
 """Takes rank -> pid."""
 
 
@@ -57,11 +60,11 @@ def served(leak_check: None) -> Iterator[Deployment]:
 
 
 @pytest.fixture(scope="module")
-def unbroken(served: Deployment) -> list[Said]:
-    """Return what the streams say when nothing happens."""
-    said = asyncio.run(ask_all(served.wait_ready(), ASKS))
-    assert not [each.error for each in said if each.error]
-    return said
+def unbroken(served: Deployment) -> list[Answer]:
+    """Return the answers when nothing happens."""
+    answers = asyncio.run(send_all(served.wait_ready(), REQUESTS))
+    assert not [answer.error for answer in answers if answer.error]
+    return answers
 
 
 @pytest.fixture
@@ -70,29 +73,23 @@ def url(served: Deployment) -> Iterator[str]:
     url = served.wait_ready()
     wait_whole(url, NUM_RANKS)
     yield url
-    httpx.post(f"{url}/wake_up").raise_for_status()
-    httpx.post(f"{url}/resume").raise_for_status()
+    post(url, "/wake_up")
+    post(url, "/resume")
     wait_whole(url, NUM_RANKS)
 
 
 def post(url: str, path: str) -> None:
-    answer = httpx.post(url + path, timeout=60.0)
-    assert answer.status_code == httpx.codes.OK, answer.text
+    answer = HTTP.post(url + path)
+    assert answer.is_success, answer.text
 
 
-def wait_still(url: str) -> int:
-    """Wait until nobody steps any more; return how many steps were taken."""
-    eventually(lambda: all(row["phase"] == "idle" for row in ranks_of(url).values()))
-    return num_steps(url)
+def on(url: str, fault: GroupFault) -> Inject:
+    """Return what injects a fault into the ranks that live when it is called."""
 
+    async def inject() -> None:
+        await fault(await asyncio.to_thread(pids, url))
 
-def on(url: str, wound: Wound) -> Strike:
-    """Return what wounds the ranks that live when it is called."""
-
-    async def strike() -> None:
-        await wound(await asyncio.to_thread(pids, url))
-
-    return strike
+    return inject
 
 
 async def one_dies(processes: dict[int, int]) -> None:
@@ -109,31 +106,31 @@ async def two_die(processes: dict[int, int]) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.parametrize(
-    ("wound", "dead"),
+    ("fault", "dead"),
     [(one_dies, {1}), (the_first_dies, {0}), (two_die, {0, 2})],
     ids=["one", "first", "two"],
 )
-def test_deaths_under_load_cost_no_stream_anything(
-    url: str, unbroken: list[Said], wound: Wound, dead: set[int]
+def test_deaths_under_load_change_no_answer(
+    url: str, unbroken: list[Answer], fault: GroupFault, dead: set[int]
 ) -> None:
     before, epoch = incarnations(url), group(url)["epoch"]
-    assert_unbroken(url, ASKS, unbroken, on(url, wound))
+    assert_unchanged(url, REQUESTS, unbroken, on(url, fault))
     eventually(lambda: is_whole(url, NUM_RANKS) and group(url)["epoch"] > epoch)
     assert incarnations(url) == {rank: number + (rank in dead) for rank, number in before.items()}
 
 
-def test_a_second_death_while_the_group_heals_costs_no_stream_anything(url: str, unbroken: list[Said]) -> None:
+def test_a_second_death_while_the_group_heals_changes_no_answer(url: str, unbroken: list[Answer]) -> None:
     def is_healing() -> bool:
         proposal = group(url)["proposal"]
         return group(url)["epoch"] > epoch or (proposal is not None and proposal["direct"])
 
-    async def wound(processes: dict[int, int]) -> None:
+    async def fault(processes: dict[int, int]) -> None:
         kill(processes[0])
         await asyncio.to_thread(eventually, is_healing)
         kill(processes[1])
 
     epoch, before = group(url)["epoch"], incarnations(url)
-    assert_unbroken(url, ASKS, unbroken, on(url, wound))
+    assert_unchanged(url, REQUESTS, unbroken, on(url, fault))
     eventually(lambda: is_whole(url, NUM_RANKS) and group(url)["epoch"] > epoch + 1)
     assert incarnations(url) == {0: before[0] + 1, 1: before[1] + 1, 2: before[2]}
 
@@ -148,80 +145,85 @@ def test_a_group_of_which_nobody_is_left_serves_again(url: str) -> None:
 
 
 def test_of_a_group_that_stands_still_only_the_stopped_rank_is_named_and_killed(
-    served: Deployment, url: str, unbroken: list[Said]
+    served: Deployment, url: str, unbroken: list[Answer]
 ) -> None:
-    async def wound(processes: dict[int, int]) -> None:
+    async def fault(processes: dict[int, int]) -> None:
         os.kill(processes[1], signal.SIGSTOP)
 
-    before, said_before = incarnations(url), len(served.stderr)
-    assert_unbroken(url, ASKS, unbroken, on(url, wound))
+    before, num_logged = incarnations(url), len(served.stderr)
+    assert_unchanged(url, REQUESTS, unbroken, on(url, fault))
     wait_whole(url, NUM_RANKS)
     assert incarnations(url) == before | {1: before[1] + 1}
     assert ranks_of(url)[1]["last_end"]
-    named = [line for line in served.stderr[said_before:].splitlines() if "gets no new requests" in line]
-    assert named
-    assert all(f"1.{before[1]}" in line for line in named), named
+    named = [line for line in served.stderr[num_logged:].splitlines() if "gets no new requests" in line]
+    others = [line for line in named if f"engine 1.{before[1]}" not in line]
+    assert len(named) > len(others)
+    # A busy machine may keep another rank silent for a second too; a rank that reports must not be named.
+    assert [line for line in others if "silent for" not in line] == []
 
 
 def test_an_idle_group_does_not_step_and_wakes_for_one_request(url: str) -> None:
     steps, wave = wait_still(url), group(url)["wave"]
-    seen = {row["engine_id"]: row["lockstep"]["wave"] for row in ranks_of(url).values()}
-    assert set(seen.values()) == {wave}
     assert chat(url, max_tokens=20) == "length"
-    after = wait_still(url)
+    after = wait_still(url, after_wave=wave)
     # 20 tokens on one rank; the others keep step, and all may meet once or twice more before they rest
     assert NUM_RANKS * 20 <= after - steps <= NUM_RANKS * 26
-    assert group(url)["wave"] > wave
 
 
 def test_time_inside_collectives_is_counted_of_every_rank_that_steps(url: str) -> None:
     wait_still(url)
-    before, began_at = collective_s(url), time.monotonic()
+    wave, before, began_at = group(url)["wave"], collective_s(url), time.monotonic()
     assert chat(url, max_tokens=20, data_parallel_rank=1) == "length"
-    wait_still(url)
+    wait_still(url, after_wave=wave)
     spent = {rank: seconds - before[rank] for rank, seconds in collective_s(url).items()}
     elapsed_s = time.monotonic() - began_at
     assert sorted(spent) == list(range(NUM_RANKS))
     assert all(0.0 < seconds < elapsed_s for seconds in spent.values()), spent
 
 
-def test_a_paused_group_rests_and_goes_on_where_it_was(url: str, unbroken: list[Said]) -> None:
+def test_a_paused_group_rests_and_goes_on_where_it_was(url: str, unbroken: list[Answer]) -> None:
     async def pause_and_resume() -> None:
         await asyncio.to_thread(post, url, "/pause?mode=keep")
         steps = await asyncio.to_thread(wait_still, url)
         assert await asyncio.to_thread(num_steps, url) == steps
         await asyncio.to_thread(post, url, "/resume")
 
-    assert_unbroken(url, ASKS, unbroken, pause_and_resume)
+    assert_unchanged(url, REQUESTS, unbroken, pause_and_resume)
 
 
-def test_a_group_that_sleeps_takes_up_its_streams_when_it_wakes(url: str, unbroken: list[Said]) -> None:
+def test_a_group_that_sleeps_takes_up_its_streams_when_it_wakes(url: str, unbroken: list[Answer]) -> None:
     async def sleep_and_wake() -> None:
         await asyncio.to_thread(post, url, "/sleep?level=1")
         assert num_steps(url) == await asyncio.to_thread(wait_still, url)
         await asyncio.to_thread(post, url, "/wake_up")
 
-    assert_unbroken(url, ASKS, unbroken, sleep_and_wake)
+    assert_unchanged(url, REQUESTS, unbroken, sleep_and_wake)
 
 
 @pytest.mark.chaos
-def test_a_rank_that_dies_during_a_pause_comes_back_into_the_group(url: str, unbroken: list[Said]) -> None:
+def test_a_rank_that_dies_during_a_pause_comes_back_into_the_group(url: str, unbroken: list[Answer]) -> None:
     async def pause_kill_resume() -> None:
         await asyncio.to_thread(post, url, "/pause?mode=keep")
         kill((await asyncio.to_thread(pids, url))[2])
         await asyncio.to_thread(wait_whole, url, NUM_RANKS)
         await asyncio.to_thread(post, url, "/resume")
 
-    assert_unbroken(url, ASKS, unbroken, pause_kill_resume)
+    assert_unchanged(url, REQUESTS, unbroken, pause_kill_resume)
 
 
-def test_nobody_misses_the_coordinator_while_it_is_replaced(served: Deployment, url: str, unbroken: list[Said]) -> None:
+def test_nobody_misses_the_coordinator_while_it_is_replaced(
+    served: Deployment, url: str, unbroken: list[Answer]
+) -> None:
     async def kill_coordinator() -> None:
         (coordinator,) = served.processes("lb.coordinator")
         coordinator.kill()
-        await asyncio.to_thread(eventually, lambda: len(served.processes("lb.coordinator")) == 1)
+        await asyncio.to_thread(eventually, lambda: pids_of_coordinator() - {coordinator.pid})
+
+    def pids_of_coordinator() -> set[int]:
+        return {process.pid for process in served.processes("lb.coordinator")}
 
     before = incarnations(url)
-    assert_unbroken(url, ASKS, unbroken, kill_coordinator)
-    assert chat(url) == "length"  # the group had come to rest, and the new coordinator wakes it
+    assert_unchanged(url, REQUESTS, unbroken, kill_coordinator)
+    wait_still(url)
+    assert chat(url) == "length", "the new coordinator wakes a group that rests"
     assert incarnations(url) == before

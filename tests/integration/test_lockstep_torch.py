@@ -1,4 +1,4 @@
-"""Real mixture-of-experts models on lockstep ranks say what one process of transformers says, whatever happens."""
+"""Real mixture-of-experts models on lockstep ranks: the tokens are those of transformers, whatever happens."""
 
 import asyncio
 import signal
@@ -11,14 +11,14 @@ import pytest
 from transformers import MixtralConfig, OlmoeConfig, Qwen3MoeConfig
 
 from tests.chaos.rounds import kill_engine, run_rounds
-from tests.chaos.streams import differences_within_margin, mixed_asks
-from tests.integration.lockstep import group, kill, pids, wait_whole
+from tests.chaos.streams import Request, differences_within_margin, mixed_requests, send_all
+from tests.integration.lockstep import Inject, cluster, group, kill, pids, wait_whole
 from tests.integration.scaling import scale
-from tests.integration.serving import Deployment, deployment, eventually, run_shoal
+from tests.integration.serving import START_S, Deployment, deployment, run_shoal
 from tests.unit.runner.byte_tokenizer import VOCAB_SIZE, byte_tokenizer, encode, save_byte_tokenizer
 from tests.unit.runner.families import generate, save_model
 
-NUM_PROMPTS, MAX_TOKENS = 16, 40
+NUM_PROMPTS, MAX_TOKENS, LONG_TOKENS = 16, 40, 400
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -63,8 +63,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[str]:
-    """Return what transformers alone says to the prompts."""
-    return reference(folder)
+    """Return the answers of transformers alone."""
+    return reference(folder, PROMPTS, MAX_TOKENS)
 
 
 @pytest.fixture
@@ -74,36 +74,52 @@ def served(folder: Path) -> Iterator[Deployment]:
         yield running
 
 
-def reference(folder: Path) -> list[str]:
-    answers = generate(folder, [encode(prompt) for prompt in PROMPTS], MAX_TOKENS)
+def reference(folder: Path, prompts: Sequence[str], max_tokens: int) -> list[str]:
+    answers = generate(folder, [encode(prompt) for prompt in prompts], max_tokens)
     return [_whole_characters(byte_tokenizer().decode(tokens)) for tokens in answers]
 
 
-async def complete_all(url: str) -> list[str]:
-    """Return what the deployment says to the prompts, asked at once."""
-
-    async def complete(client: httpx.AsyncClient, prompt: str) -> str:
-        body = {"model": "sim", "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True}
-        answer = await client.post("/v1/completions", json=body)
-        answer.raise_for_status()
-        return _whole_characters(str(answer.json()["choices"][0]["text"]))
-
-    async with httpx.AsyncClient(base_url=url, timeout=60.0, trust_env=False) as client:
-        return await asyncio.gather(*(complete(client, prompt) for prompt in PROMPTS))
+def greedy(prompt: str, max_tokens: int, **changes: Any) -> Request:
+    body = {"model": "sim", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    return Request("/v1/completions", {**body, "stream": True, **changes})
 
 
-def assert_says(url: str, expected: Sequence[str]) -> None:
-    assert asyncio.run(complete_all(url)) == list(expected)
+REQUESTS = [greedy(prompt, MAX_TOKENS) for prompt in PROMPTS]
 
 
+def send(url: str, requests: Sequence[Request], meanwhile: Inject | None = None) -> list[str]:
+    """Send all at once and return the texts; ``meanwhile`` runs as soon as each stream has begun."""
+    answers = asyncio.run(send_all(url, requests, meanwhile))
+    assert not [answer.error for answer in answers if answer.error]
+    return [_whole_characters(answer.choices[0].text) for answer in answers]
+
+
+def _whole_characters(text: str) -> str:
+    """Return a text without what its last bytes may yet become."""
+    return text.rstrip("\ufffd")
+
+
+@pytest.mark.timeout(1200)
 def test_killed_placed_anew_and_scaled_in_sleep_a_group_answers_as_one_process(
-    served: Deployment, expected: list[str]
+    served: Deployment, folder: Path, expected: list[str]
 ) -> None:
-    """One deployment, because it is dear: served, re-placed, killed, healed, scaled in sleep."""
+    """One deployment for all of it, because its start is dear."""
     url = served.wait_ready()
     wait_whole(url, 2)
-    assert_says(url, expected)
+    assert send(url, REQUESTS) == expected
+    _rebalance(url)
+    assert send(url, REQUESTS) == expected
+    _kill_under_load(url, folder, expected)
+    wait_whole(url, 2)
+    assert send(url, REQUESTS) == expected
+    _scale_in_sleep(url, expected)
+    assert send(url, REQUESTS) == expected
+    assert served.has_logged("has ended: exit status 0"), "a group that is closed meanwhile aborts no leaving rank"
+    served.send_signal(signal.SIGTERM)
+    assert served.wait_exit() == 0, served.stderr
 
+
+def _rebalance(url: str) -> None:
     before = group(url)
     assert sorted(expert for held in before["experts"].values() for expert in held) == list(range(8))
     answer = run_shoal("rebalance", "--url", url)
@@ -112,57 +128,54 @@ def test_killed_placed_anew_and_scaled_in_sleep_a_group_answers_as_one_process(
     assert after["epoch"] > before["epoch"]
     assert after["experts"] != before["experts"]
     assert after["load_imbalance"] < before["load_imbalance"]
-    assert_says(url, expected)
 
-    async def kill_under_load() -> list[str]:
-        answers = asyncio.create_task(complete_all(url))
-        await asyncio.to_thread(eventually, lambda: _num_running(url) > NUM_PROMPTS // 2)
-        kill((await asyncio.to_thread(pids, url))[0])
-        return await answers
 
-    assert asyncio.run(kill_under_load()) == expected
-    wait_whole(url, 2)
-    assert_says(url, expected)
+def _kill_under_load(url: str, folder: Path, expected: list[str]) -> None:
+    """Kill rank 0 when each stream has begun: the long one, which it serves, is then under way on any machine."""
+    long_prompt = "a long stream"
+    victim, num_before = pids(url)[0], _num_migrated(url)
 
-    with httpx.Client(base_url=url, timeout=60.0, trust_env=False) as http:
+    async def kill_victim() -> None:
+        kill(victim)
+
+    answers = send(url, [*REQUESTS, greedy(long_prompt, LONG_TOKENS, data_parallel_rank=0)], kill_victim)
+    assert answers == [*expected, *reference(folder, [long_prompt], LONG_TOKENS)]
+    assert _num_migrated(url) > num_before, "nothing was under way when the rank was killed"
+
+
+def _num_migrated(url: str) -> int:
+    return int(cluster(url)["statistics"].get("moves_death", 0))
+
+
+def _scale_in_sleep(url: str, expected: list[str]) -> None:
+    with httpx.Client(base_url=url, timeout=START_S, trust_env=False) as http:
         http.post("/sleep?level=1").raise_for_status()
         scale(http, size=3)
         http.post("/wake_up").raise_for_status()
-        assert_says(url, expected)
+        assert send(url, REQUESTS) == expected
         scale(http, remove=[0], drain_timeout=0.0)
-    assert_says(url, expected)
-    assert served.has_logged("has ended: exit status 0"), "a group that is closed meanwhile does not abort a leaver"
-    served.send_signal(signal.SIGTERM)
-    assert served.wait_exit() == 0, served.stderr
-
-
-def _num_running(url: str) -> int:
-    return int(sum(row["num_running"] for row in httpx.get(f"{url}/load", timeout=30.0).json()["ranks"]))
-
-
-def _whole_characters(text: str) -> str:
-    """Return a text without what its last bytes may yet become."""
-    return text.rstrip("\ufffd")
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("num_ranks", [1, 3, 4])
-def test_every_family_says_the_same_on_any_number_of_ranks(model: str, num_ranks: int, tmp_path: Path) -> None:
+def test_every_family_answers_as_transformers_on_any_number_of_ranks(
+    model: str, num_ranks: int, tmp_path: Path
+) -> None:
     with deployment(*serve_arguments(save(model, tmp_path), num_ranks)) as served:
         url = served.wait_ready()
         wait_whole(url, num_ranks)
-        assert_says(url, reference(tmp_path))
+        assert send(url, REQUESTS) == reference(tmp_path, PROMPTS, MAX_TOKENS)
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_twenty_kills_of_one_of_four_ranks_cost_no_stream_anything(model: str, seed: int, tmp_path: Path) -> None:
-    asks = mixed_asks(32, 60, extra=[{"temperature": 0, "logprobs": True, "top_logprobs": 2}])
+def test_twenty_kills_of_one_of_four_ranks_change_no_answer(model: str, seed: int, tmp_path: Path) -> None:
+    requests = mixed_requests(32, 60, extra=[{"temperature": 0, "logprobs": True, "top_logprobs": 2}])
     with deployment(*serve_arguments(save(model, tmp_path), 4)) as served:
         wait_whole(served.wait_ready(), 4)
-        run_rounds(served, asks, [kill_engine] * 10, seed=seed, compare=differences_within_margin)
+        run_rounds(served, requests, [kill_engine] * 10, seed=seed, compare=differences_within_margin)
         wait_whole(served.wait_ready(), 4)

@@ -1,4 +1,4 @@
-"""A rank that dies under every kind of generation: what its streams say is what they would have said."""
+"""Death of a rank under every kind of generation: the answers are those of the unbroken run."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def generate(llm: LLM, folder: Path) -> dict[str, RequestOutput]:
 
 
 def die_after(num_frames: int, patch: pytest.MonkeyPatch) -> None:
-    """Let rank 0 die in the step behind so many output frames."""
+    """Let rank 0 die in the step after so many output frames."""
     step = CoreThread._step
 
     def step_or_die(thread: CoreThread) -> None:
@@ -59,8 +59,8 @@ def assert_same(name: str, got: RequestOutput, expected: RequestOutput) -> None:
     assert got.num_cached_tokens == expected.num_cached_tokens, name
     assert _values(got.prompt_logprobs) == pytest.approx(_values(expected.prompt_logprobs), abs=1e-4), name
     for ours, theirs in zip(got.outputs, expected.outputs, strict=True):
-        said = ours.text, ours.token_ids, ours.finish_reason
-        assert said == (theirs.text, theirs.token_ids, theirs.finish_reason), name
+        answer = ours.text, ours.token_ids, ours.finish_reason
+        assert answer == (theirs.text, theirs.token_ids, theirs.finish_reason), name
         assert _values(ours.logprobs) == pytest.approx(_values(theirs.logprobs), abs=1e-4), name
 
 
@@ -68,7 +68,7 @@ def _values(scored: Any) -> list[float]:
     return [token.logprob for token in scored or () if token.logprob is not None]
 
 
-def test_what_a_dead_rank_had_goes_on_without_a_break(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_of_a_dead_rank_go_on_without_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path, data_parallel_size=2) as llm:
         unbroken = generate(llm, tmp_path)
     assert not [output.error for output in unbroken.values() if output.error]

@@ -49,22 +49,22 @@ def test_outputs_carry_a_log_probability_for_each_token_drawn_and_each_token_of_
         GenerationParams(**greedy, logprobs=1, echo=True),
     ]
     with opened(tmp_path) as llm:
-        told, silent, echoed = llm.generate(["of fish"] * 3, wanted, progress=False)
-    assert told.prompt_logprobs is not None
-    assert [token.token_id for token in told.prompt_logprobs] == told.prompt_token_ids
-    assert [(token.logprob is None, len(token.top)) for token in told.prompt_logprobs] == [(True, 0)] + [(False, 1)] * 6
-    for sample in told.outputs:
+        full, plain, echoed = llm.generate(["of fish"] * 3, wanted, progress=False)
+    assert full.prompt_logprobs is not None
+    assert [token.token_id for token in full.prompt_logprobs] == full.prompt_token_ids
+    assert [(token.logprob is None, len(token.top)) for token in full.prompt_logprobs] == [(True, 0)] + [(False, 1)] * 6
+    for sample in full.outputs:
         assert sample.logprobs is not None
         assert [token.token_id for token in sample.logprobs] == sample.token_ids
         # what is drawn greedily is the best one itself
         assert [token.top[0][0] for token in sample.logprobs] == sample.token_ids
         assert [token.top[0][2] for token in sample.logprobs] == [token.logprob for token in sample.logprobs]
         assert all(len(token.top) == 2 for token in sample.logprobs)
-    assert (silent.prompt_logprobs, silent.outputs[0].logprobs) == (None, None)
+    assert (plain.prompt_logprobs, plain.outputs[0].logprobs) == (None, None)
     assert echoed.outputs[0].logprobs is not None
     assert [t.token_id for t in echoed.outputs[0].logprobs] == echoed.prompt_token_ids + echoed.outputs[0].token_ids
     values = [token.logprob for token in echoed.outputs[0].logprobs[1:7]]
-    assert values == pytest.approx([token.logprob for token in told.prompt_logprobs[1:]], abs=1e-5)
+    assert values == pytest.approx([token.logprob for token in full.prompt_logprobs[1:]], abs=1e-5)
 
 
 def test_vectors_and_embeddings_are_those_of_transformers(tmp_path: Path) -> None:

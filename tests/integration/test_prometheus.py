@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a real deployment."""
+"""Scrapes of a real deployment by a real Prometheus server."""
 
 import os
 import re
@@ -48,11 +48,11 @@ def test_every_per_rank_family_has_both_engine_labels_before_the_first_request(s
     assert eventually(lambda: ranks_by_name(scraper)) == {name: {"0", "1"} for name in PER_RANK}
 
 
-def test_counters_in_prometheus_are_what_was_asked_for(url: str, scraper: Prometheus) -> None:
+def test_counters_in_prometheus_are_those_of_the_requests_sent(url: str, scraper: Prometheus) -> None:
     for _ in range(NUM_REQUESTS):
         assert chat(url, max_tokens=MAX_TOKENS) == "length"
-    expected = NUM_REQUESTS * MAX_TOKENS
-    eventually(lambda: [value for _, value in scraper.query("sum(shoal_generation_tokens_total)")] == [expected])
+    scraper.wait_scraped()
+    assert scraper.query("sum(shoal_generation_tokens_total)")[0][1] == NUM_REQUESTS * MAX_TOKENS
     assert scraper.query('shoal_requests_total{reason="length"}')[0][1] == NUM_REQUESTS
     assert scraper.query("sum(shoal_e2e_request_latency_seconds_count)")[0][1] == NUM_REQUESTS
     picks = {labels["engine"]: value for labels, value in scraper.query("shoal_picks_total")}
@@ -61,7 +61,7 @@ def test_counters_in_prometheus_are_what_was_asked_for(url: str, scraper: Promet
 
 def test_a_repeated_prompt_is_seen_to_hit_the_prefix_cache(url: str) -> None:
     """Whole blocks of 16 tokens are found again, all but the one that holds the last token of the prompt."""
-    before = eventually(lambda: settled(url), 10)
+    before = eventually(lambda: settled(url))
     body = {"model": "sim", "prompt": "x" * 100, "max_tokens": MAX_TOKENS, "data_parallel_rank": 1, "ignore_eos": True}
     for _ in range(3):
         httpx.post(f"{url}/v1/completions", json=body).raise_for_status()
@@ -75,23 +75,24 @@ def test_a_repeated_prompt_is_seen_to_hit_the_prefix_cache(url: str) -> None:
         "prefix_cache_queried_tokens": 300,
         "prefix_cache_hit_tokens": 2 * 96,
     }
-    eventually(lambda: {name: count - before[name] for name, count in counted(url).items()} == expected, 10)
+    eventually(lambda: counted(url)["engine_generation_tokens"] == before["engine_generation_tokens"] + 3 * MAX_TOKENS)
+    assert {name: count - before[name] for name, count in counted(url).items()} == expected
 
 
 def counted(url: str, families: str = "(?:engine|prefix_cache)_\\w+") -> dict[str, float]:
-    """Return what rank 1's engine has counted itself: family without prefix and suffix -> value."""
+    """Return the counters of rank 1's engine itself: family without prefix and suffix -> value."""
     text = httpx.get(f"{url}/metrics").text
     found = re.findall(rf'^shoal_({families})_total{{engine="1"}} (\S+)$', text, re.MULTILINE)
     return {name: float(value) for name, value in found}
 
 
 def settled(url: str) -> dict[str, float] | None:
-    """Return ``counted``, once rank 1's report tells of every token that this API process has got from it."""
+    """Return ``counted``, once rank 1's report covers every token that this API process has got from it."""
     own = counted(url)
     return own if own["engine_generation_tokens"] == counted(url, "generation_tokens")["generation_tokens"] else None
 
 
-def test_promtool_finds_nothing_to_say_about_a_live_scrape(url: str) -> None:
+def test_promtool_accepts_a_live_scrape_without_remarks(url: str) -> None:
     chat(url)
     text = httpx.get(f"{url}/metrics").content
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=30)
@@ -111,7 +112,7 @@ def test_the_series_of_a_killed_rank_are_gone_and_it_is_counted_as_dead() -> Non
         assert served.wait_exit() == 0
 
 
-def test_the_counters_of_a_rank_go_on_when_its_seat_is_filled_again() -> None:
+def test_the_counters_of_a_rank_go_on_when_its_engine_is_replaced() -> None:
     with deployment(*SIM) as served:
         url = served.wait_ready()
         chat(url, data_parallel_rank=1, max_tokens=MAX_TOKENS)

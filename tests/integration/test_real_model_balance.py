@@ -1,4 +1,4 @@
-"""The main job on the real model: the official client, two engine ranks in two Ray actors, many callers at once."""
+"""The main job on the real model: the official OpenAI client, two ranks in two Ray actors, many callers at once."""
 
 import asyncio
 from typing import Any

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.steady_load import steady_load
+from bench.streams import steady_load
 from tests.integration.scaling import begin, finish, ready_ranks, scale, series, wait_phase
 from tests.integration.serving import DEADLINE_S, Deployment, deployment, eventually, run_shoal
 from tests.leaks import held, wait_given_back

@@ -1,4 +1,4 @@
-"""The packaged real model, from its GGUF file to text: exported tokenizer in, the tokens transformers gives out."""
+"""The packaged real model, from its GGUF file to text: exported tokenizer, and the tokens of transformers."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The real scheduler over the real runner: tokens stay transformers' own through batching, preemption and reuse."""
+"""The real scheduler over the real runner: the tokens of transformers through batching, preemption and prefix reuse."""
 
 from pathlib import Path
 
@@ -58,5 +58,5 @@ def test_tokens_survive_preemption_and_prefix_reuse(tmp_path: Path) -> None:
     expected = generate(tmp_path, prompts(), NUM_TOKENS)
     assert run(core, prompts()) == expected
     assert core.load().num_preemptions > 0
-    assert run(core, prompts()[::-1]) == expected[::-1], "with beginnings from the cache"
+    assert run(core, prompts()[::-1]) == expected[::-1], "with prefixes from the cache"
     core.close()

@@ -1,4 +1,4 @@
-"""What can happen in a world, cut so that nothing else can come in between.
+"""The effects of events on a world, cut so that nothing else can come in between.
 
 A rank's loop runs on after every event of the rank until it waits in a collective or has nothing to do: what could come
 in between could as well have come a moment earlier or later.
@@ -16,8 +16,8 @@ from engine.wire.messages import GroupState
 from engine.wire.replicas import ReplicaInfo, replicas_by_rank
 from engine.wire.states import LockstepState, ReplicaState
 from lb.coordinator.lockstep_group import LockstepGroup
-from tests.model.outlook import Event, Outlook
-from tests.model.parts import Coordinator, Group, PlacementState, Rank, settings_after
+from tests.model.enabled import EnabledEvents, Event
+from tests.model.parts import Collective, Coordinator, Group, Rank, settings_after
 from tests.model.safety import check_headers, check_size, parked
 from tests.model.world import Budget, ViolationError, World
 
@@ -25,11 +25,11 @@ _USUAL_AGE = 1000  # states a coordinator has published when it ends: its succes
 _NUM_REPEATED = 6
 
 
-class Rules(Outlook):
-    """The machines a world is made of, and what events do to it; mutations replace some.
+class Rules(EnabledEvents):
+    """The machines of a world, and the effects of events on it; mutations replace some.
 
-    mail_depth: reports of a rank that can be on the way at a time. is_calm: nothing happens for which a rank could have
-    to park, so none may.
+    mail_depth: reports of a rank that can be on the way at a time. is_calm: nothing happens that could make a rank
+    park, so none may.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class Rules(Outlook):
 
     # the network
 
-    def _on_say(self, world: World, rank: int, _way: int) -> None:
+    def _on_send(self, world: World, rank: int, _way: int) -> None:
         mail = world.mail.get(rank, ())
         world.mail[rank] = (*mail[: self.mail_depth - 1], world.ranks[rank].report())
 
-    def _on_hear(self, world: World, rank: int, way: int) -> None:
+    def _on_recv(self, world: World, rank: int, way: int) -> None:
         mail = world.mail.pop(rank)
         if way + 1 < len(mail):
             world.mail[rank] = mail[way + 1 :]
@@ -138,7 +138,7 @@ class Rules(Outlook):
             self.publish(world)
 
     def publish(self, world: World) -> None:
-        """Let the coordinator send its state to everybody."""
+        """Let the coordinator publish its state."""
         coordinator = world.own_coordinator()
         group = coordinator.group
         check_size(group.committed, self.min_size)
@@ -239,7 +239,7 @@ class Rules(Outlook):
         posts[position] = tuple(post if index == mine else other for index, other in enumerate(row))
         oldest = min(group.entered) - 1
         group.posts = tuple(sorted((at, row) for at, row in posts.items() if at >= oldest))
-        it.place = PlacementState(epoch, position, is_rows)
+        it.place = Collective(epoch, position, is_rows)
 
     # a rank's loop
 
@@ -316,7 +316,7 @@ class Rules(Outlook):
         world.settings += 1
 
     def _on_die(self, world: World, rank: int, way: int) -> None:
-        """Let a process end; way 1: out of reach, so that nobody who waits for it is told."""
+        """Let a process end; way 1: out of reach, so that no connection to it breaks."""
         world.spend("deaths")
         if way:
             del world.ranks[rank]
@@ -337,7 +337,7 @@ class Rules(Outlook):
         self._replica(world, EngineId(rank, world.replicas[rank].engine_id.incarnation + 1), is_loaded=False)
 
     def _on_firstreq(self, world: World, _rank: int, _way: int) -> None:
-        """Let a client ask for the next wave, whether or not its request arrives anywhere."""
+        """Let a client request the next wave, whether or not its request arrives at a rank."""
         world.spend("firstreqs")
         group = world.own_coordinator().group
         if group.on_first_request(group.waves.started + 1):
@@ -382,14 +382,14 @@ def holds(world: World, it: Rank) -> bool:
     wanted = world.epochs[it.preparing]
     if not wanted.held:
         return True
-    told = wanted.held[wanted.members.index(it.engine_id)]
+    named = wanted.held[wanted.members.index(it.engine_id)]
     own = world.epochs.get(it.member.epoch, wanted)
     has = own.expert_placement[own.members.index(it.engine_id)] if it.member.epoch else []
-    return set(told) <= set(has)
+    return set(named) <= set(has)
 
 
 def _is_listed(replicas: dict[int, ReplicaInfo], engine_id: EngineId) -> bool:
-    """Tell what ``CoordinatorState`` lets report."""
+    """Tell whether ``CoordinatorState`` takes reports of an engine."""
     if not replicas:
         return True
     replica = replicas.get(engine_id.rank)

@@ -1,4 +1,4 @@
-"""What the coordinator decides, each rule of it switched off by itself."""
+"""Mutations of the coordinator: each rule of its decisions switched off by itself."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -288,38 +288,38 @@ GROUPS: dict[str, Callable[..., LockstepGroup]] = {
     "what predecessors committed is in force": IgnoresPredecessors,
     "what is learned voids what was proposed": KeepsOldProposals,
     "each generation has numbers of its own": counts_on,
-    "who was confirmed dead is dead": TakesTheStoppingForAlive,
+    "a rank that was confirmed dead is dead": TakesTheStoppingForAlive,
     "a parked member breaks the group": LetsTheParkedBe,
     "a member that is elsewhere breaks the group": LetsTheLostBe,
-    "who waits in a group that somebody let go of breaks the group": LetsWhoWaitsInVainBe,
+    "a rank that waits in a group that another let go of breaks the group": LetsWhoWaitsInVainBe,
     "a further death voids a direct proposal": InsistsOnADirectProposal,
     "a failed preparation voids a direct proposal": InsistsThoughItFailed,
     "healing goes before scaling": LetsHealingWait,
-    "too few are not called": CallsTooFew,
+    "no direct proposal is made to too few": CallsTooFew,
     "a direct proposal of too few is void": InsistsOnTooFew,
     "where a group broke nobody hands over experts": TrustsTheBrokenToHold,
     "a failed preparation voids its proposal": IgnoresFailures,
     "a planned proposal ends with a death": InsistsOnAPlannedProposal,
-    "a planned proposal ends with a newcomer that is to go": TakesWhoIsToGo,
+    "a planned proposal ends with a new rank that is to leave": TakesWhoIsToGo,
     "all must be ready": CommitsWithTheFirst,
     "one change at a time": PlansInTheMiddle,
-    "too few are not planned": PlansForTooFew,
+    "no planned proposal is made to too few": PlansForTooFew,
     "the first group waits for every replica": FormsWithTheFirst,
-    "a leaver with sequences stays": LetsBusyLeaversGo,
+    "a leaving rank with sequences stays": LetsBusyLeaversGo,
     "a rebalance request stands until it is in force": WishesOnce,
     "a proposal is repeated": RepeatsNoProposals,
     "a commit is repeated until all step in it": RepeatsNoCommits,
     "a wave is repeated until all have seen it": RepeatsNoWaves,
-    "a death is repeated until nobody waits for the dead": RepeatsNoDeaths,
-    "who rests in an old group is woken": with_waves(WakesForWorkAlone),
-    "who rests with work is woken": with_waves(WakesForCommitsAlone),
+    "a death is repeated until no rank waits for the dead": RepeatsNoDeaths,
+    "a rank that rests in an old group is woken": with_waves(WakesForWorkAlone),
+    "a rank that rests with work is woken": with_waves(WakesForCommitsAlone),
     "waves of predecessors count": with_waves(ForgetsRunningWaves),
-    "who is behind has not seen the newest wave yet": with_waves(WakesAgainAndAgain),
-    "who runs is not woken": with_waves(WakesTheRunning),
+    "a rank that is behind has not seen the newest wave yet": with_waves(WakesAgainAndAgain),
+    "a running rank is not woken": with_waves(WakesTheRunning),
     "a request for a wave counts when all rest": with_waves(GrantsEveryWish),
 }
 
 REPLICAS: dict[str, type[Rules]] = {
-    "a leaver stays until the members step without it": GoesBeforeTheSwitch,
-    "a leaver stays until the coordinator knows that it leaves": GoesUnknown,
+    "a leaving rank stays until the members step without it": GoesBeforeTheSwitch,
+    "a leaving rank stays until the coordinator knows that it leaves": GoesUnknown,
 }

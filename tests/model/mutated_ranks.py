@@ -1,4 +1,4 @@
-"""What one rank decides, each rule of it switched off by itself."""
+"""Mutations of a rank: each rule of its decisions switched off by itself."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -227,23 +227,23 @@ MEMBERS: dict[str, type[DPGroupMember]] = {
     "what was committed is not taken back": TakesBackWhatWasCommitted,
     "a pause makes no rank ignore a started wave": RestsWhilePaused,
     "only consensus ends a wave": RestsAlone,
-    "who rests having seen a newer wave goes straight on": RestsThoughAWaveStarted,
-    "nobody rests where the group switches": RestsBehindASwitch,
+    "an idle rank that has seen a newer wave goes straight on": RestsThoughAWaveStarted,
+    "no rank rests where the group switches": RestsBehindASwitch,
     "the highest wave of an exchange is everybody's": KeepsItsOwnWave,
     "the highest step of an exchange is everybody's": KeepsItsOwnStep,
     "the switch waits for the last to have seen the commit": SwitchesWithTheFirst,
     "a member has seen a commit only when it is ready": SaysReadyTooEarly,
-    "a leaver has seen a commit without being ready": WaitsToBeReadyToLeave,
+    "a leaving rank has seen a commit without being ready": WaitsToBeReadyToLeave,
     "a new attempt makes the rank unready for the one before": KeepsWhatItLetGo,
     "a newer proposal is prepared though another was begun": PreparesOnlyOnce,
-    "who rests parks too": SleepsThroughDirectProposals,
+    "an idle rank parks too": SleepsThroughDirectProposals,
     "a parked rank installs on sight": ParkedWaits,
-    "a joiner installs on sight": JoinerWaits,
-    "who steps in a group switches only at a step": InstallsOutOfTurn,
+    "a joining rank installs on sight": JoinerWaits,
+    "a rank that steps in a group switches only at a step boundary": InstallsOutOfTurn,
     "a group starts in the newest wave seen": StartsInAnOldWave,
     "a group starts running": StartsIdle,
     "a broken exchange parks": GoesOnInABrokenGroup,
-    "a rank says which group it let go of": HidesWhatBroke,
+    "a rank reports which group it let go of": HidesWhatBroke,
 }
 
 RANKS: dict[str, type[Rules]] = {

@@ -1,7 +1,7 @@
-"""What a world is made of: ranks, connections, the coordinator, and what tells one of each from another.
+"""The parts of a world: ranks, connections, the coordinator, and the keys by which one differs from another.
 
-The ranks' ``DPGroupMember`` and the coordinator's ``LockstepGroup`` are the real ones. Everything else that a process
-has is here as far as it decides what can happen.
+The ranks' ``DPGroupMember`` and the coordinator's ``LockstepGroup`` are the real ones. Everything else of a process
+is here as far as it decides what can happen.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _PHASES = {
 }
 
 
-class PlacementState(NamedTuple):
+class Collective(NamedTuple):
     """The collective a rank waits in. is_rows: one that stands for all of a step's layers, not the exchange before."""
 
     epoch: int
@@ -36,7 +36,7 @@ class PlacementState(NamedTuple):
     is_rows: bool
 
 
-def twin(thing: Any) -> Any:
+def shallow_copy(thing: Any) -> Any:
     """Return a shallow copy of an object that replaces, and never changes, what its attributes refer to."""
     copied = object.__new__(type(thing))
     copied.__dict__.update(thing.__dict__)
@@ -44,7 +44,7 @@ def twin(thing: Any) -> Any:
 
 
 def _twin_of(member: DPGroupMember) -> DPGroupMember:
-    copied: DPGroupMember = twin(member)
+    copied: DPGroupMember = shallow_copy(member)
     copied._newest = copy(member._newest)  # the one thing that a member changes in place
     return copied
 
@@ -58,10 +58,9 @@ class Rank:
     """One engine's process.
 
     slot: number of a state that its input thread has and its loop has not taken. seen: number of the newest it got.
-    leaves_below: epoch below which groups
-    are to be left by one of them. standby: epoch of the group that is ready beside.
-    result: of a preparation that is over, not taken by the loop yet. switches: the step it is in is its group's last.
-    settings: how often pause and resume were seen; odd while paused.
+    leaves_below: epoch below which groups are to be left, by one of these states. standby: epoch of the group that is
+    ready beside. result: of a preparation that is over, not taken by the loop yet. switches: the step it is in is its
+    group's last. settings: how often pause and resume were seen; odd while paused.
     """
 
     engine_id: EngineId
@@ -77,7 +76,7 @@ class Rank:
     is_waited_for: bool = False
     standby: int = 0
     failed_epoch: int = 0
-    place: PlacementState | None = None
+    place: Collective | None = None
     switches: bool = False
     replicas: Mapping[int, ReplicaInfo] = field(default_factory=dict)
     cached_key: int = 0
@@ -141,7 +140,7 @@ class Rank:
         )
 
     def report_key(self) -> tuple[Any, ...]:
-        """Return what tells its next report from others."""
+        """Return the key of its next report."""
         if self.cached_report_key is None:
             self.cached_report_key = report_key(self.report())
         return self.cached_report_key
@@ -188,8 +187,8 @@ class Group:
     """The connections of one epoch. begun: members that came to connect. entered: collectives each began since.
 
     posts: what was sent into the collectives that somebody may still take, by position and member. gone: members that
-    died or let go. cut: members whose letting go nobody notices. verdict: what the newest completed exchange decided,
-    as the first to take it saw it.
+    died or let go. cut: members that let go unnoticed. verdict: the decision of the newest completed exchange, as the
+    first to take it saw it.
     """
 
     membership: Membership
@@ -215,7 +214,7 @@ class Group:
         return Group(self.membership, self.begun, self.gone, self.cut, self.entered, self.posts, self.verdict)
 
     def keys(self) -> dict[int, tuple[Any, ...]]:
-        """Return by rank what tells it from others: all but the numbers of steps, and who is ahead for positions."""
+        """Return a key by rank: all but the numbers of steps, and for positions only which member is ahead."""
         if self.cached_keys is None:
             base = min(self.entered)
             newest = self.verdict[0] - base
@@ -253,7 +252,7 @@ class Coordinator:
     cached_key: int = 0
 
     def key(self) -> int:
-        """Return a hash of what concerns no rank alone."""
+        """Return a hash of all that concerns no rank alone."""
         if not self.cached_key:
             group = self.group
             self.cached_key = hash(
@@ -271,7 +270,7 @@ class Coordinator:
         return self.cached_key
 
     def key_of(self, rank: int) -> tuple[Any, ...]:
-        """Return what it knows of a rank."""
+        """Return a key of all that it knows of a rank."""
         report = self.reports.get(rank)
         return None if report is None else report_key(report), replica_key(self.replicas.get(rank))
 
@@ -281,7 +280,7 @@ def replica_key(replica: ReplicaInfo | None) -> tuple[int, int] | None:
 
 
 def report_key(report: EngineReport) -> tuple[Any, ...]:
-    """Return what tells a report from another."""
+    """Return all of a report that decides what can happen."""
     member = report.member
     return (
         report.engine_id.incarnation,

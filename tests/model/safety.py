@@ -1,11 +1,11 @@
-"""What must hold in every world, beside what the machines assert themselves."""
+"""Invariants that hold in every world, beside the assertions of the machines themselves."""
 
 from typing import Any
 
 from engine.wire.control import Membership
 from engine.wire.ids import EngineId
 from engine.wire.states import LockstepState
-from tests.model.parts import PlacementState
+from tests.model.parts import Collective
 from tests.model.world import World
 
 
@@ -19,7 +19,7 @@ def check_size(committed: Membership, min_size: int) -> None:
     assert not committed.epoch or len(committed.members) >= min_size, f"{committed.members} are too few"
 
 
-def check_headers(place: PlacementState, headers: tuple[Any, ...]) -> None:
+def check_headers(place: Collective, headers: tuple[Any, ...]) -> None:
     """Check that all in one exchange are at the same epoch and step."""
     assert all(header.epoch == place.epoch for header in headers), f"epochs differ in one exchange: {headers}"
     if place.position > 0:

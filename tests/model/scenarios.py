@@ -1,4 +1,4 @@
-"""Worlds to begin with, and how much may happen in each."""
+"""Scenarios: a world to begin with and a budget of what may happen in it."""
 
 import random
 from typing import NamedTuple
@@ -83,7 +83,7 @@ LARGE = [
     Scenario(3, Budget(deaths=1, restarts=1)),
     Scenario(3, Budget(requests=1, pauses=1), is_calm=True),
 ]
-"""Smaller ones first; what the first leave of the time is for the others."""
+"""Smaller ones first; the time that these leave is for the others."""
 
 
 class Walk(NamedTuple):

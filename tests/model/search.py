@@ -1,4 +1,4 @@
-"""Every world that can come about, breadth first; and long walks at random."""
+"""Searches: breadth first through every world that can come about, and long random walks."""
 
 import random
 import time
@@ -6,15 +6,15 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tests.model.enabled import Event
 from tests.model.events import Rules
-from tests.model.outlook import Event
 from tests.model.settle import Settler, settlers
 from tests.model.world import ViolationError, World
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search saw. is_exhausted: there was nothing more to see. problem: the first rule broken, after trace."""
+    """Result of a search. is_exhausted: all worlds were seen. problem: the first rule broken, after trace."""
 
     num_worlds: int
     num_events: int
@@ -95,7 +95,7 @@ class Walker:
         self._rules = rules
         self._random = random.Random(seed)
         self._settler = Settler(
-            rules, is_backwards=seed % 2 == 1, are_lost=seed % 3 == 1, are_newcomers_mute=seed % 5 == 1
+            rules, is_backwards=seed % 2 == 1, are_lost=seed % 3 == 1, are_joining_mute=seed % 5 == 1
         )
         self._num_steps = num_steps
         self._check_every = check_every

@@ -1,4 +1,4 @@
-"""Whether a world comes to rest when nothing more goes wrong and everything arrives."""
+"""Liveness: a world comes to rest when nothing more goes wrong and everything arrives."""
 
 from engine.wire.ids import EngineId
 from engine.wire.replicas import ReplicaInfo
@@ -14,22 +14,23 @@ class Settler:
     """Runs worlds fairly until they are at rest. Worlds that were found to come to rest are remembered.
 
     A round lets every death be confirmed, every report and state arrive, every preparation end and every rank take
-    what it waits for; work ends with the next step. Nothing is said twice: the newest state arrives, and that must do.
+    what it waits for; work ends with the next step. Nothing is sent twice: the newest state arrives, and that must
+    suffice.
 
     When states were lost, those that were published before never arrive. They are published again while the
-    coordinator thinks that somebody may not have seen them, and that must do.
+    coordinator thinks that a rank may not have seen them, and that must suffice.
 
-    When newcomers are mute, nothing comes from ranks that are in no group, and the members must come to rest alone.
+    When joining ranks are mute, nothing comes from ranks that are in no group, and the members must come to rest alone.
     """
 
     def __init__(
-        self, rules: Rules, *, is_backwards: bool = False, are_lost: bool = False, are_newcomers_mute: bool = False
+        self, rules: Rules, *, is_backwards: bool = False, are_lost: bool = False, are_joining_mute: bool = False
     ) -> None:
         """is_backwards: ranks take their turns in falling order. are_lost: states on the way are lost."""
         self._rules = rules
         self._is_backwards = is_backwards
         self._are_lost = are_lost
-        self._are_newcomers_mute = are_newcomers_mute
+        self._are_joining_mute = are_joining_mute
         self._good: set[int] = set()
 
     def check(self, world: World) -> None:
@@ -70,7 +71,7 @@ class Settler:
         raise ViolationError(f"never at rest: {self._unrest(world)}")
 
     def _unrest(self, world: World) -> str | None:
-        check = unrest_of_members if self._are_newcomers_mute else unrest
+        check = unrest_of_members if self._are_joining_mute else unrest
         return check(world, self._rules.min_size)
 
     def round(self, world: World) -> None:
@@ -92,8 +93,8 @@ class Settler:
 
     def _is_mute(self, world: World, rank: int) -> bool:
         it, members = world.ranks[rank], world.coordinator.group.committed.members
-        is_newcomer = it.member.lockstep_state is LockstepState.OUTSIDE and it.engine_id not in members
-        return self._are_newcomers_mute and is_newcomer
+        is_joining = it.member.lockstep_state is LockstepState.OUTSIDE and it.engine_id not in members
+        return self._are_joining_mute and is_joining
 
     def _replace(self, world: World) -> None:
         """Fill dead replicas when those that live are too few: then somebody must come."""
@@ -110,7 +111,7 @@ class Settler:
             is_news = known is None or report_key(known) != report_key(report) or rank in world.mail
             if is_news and not self._is_mute(world, rank):
                 world.mail[rank] = (report,)
-                self._rules.happen(world, ("hear", rank, 0))
+                self._rules.happen(world, ("recv", rank, 0))
         world.mail.clear()
 
     def _turn(self, world: World, rank: int) -> None:
@@ -134,7 +135,7 @@ def settlers(rules: Rules) -> list[Settler]:
     return [
         Settler(rules),
         Settler(rules, is_backwards=True, are_lost=True),
-        Settler(rules, are_newcomers_mute=True),
+        Settler(rules, are_joining_mute=True),
     ]
 
 

@@ -1,6 +1,6 @@
-"""Each rule of the machines is needed: without it a sequence of events breaks something, with it it does not.
+"""Each rule of the machines is needed: without it a trace breaks an invariant or never comes to rest.
 
-The sequences were found by walks, made shorter, or written by hand where a walk would need too long.
+The traces were found by walks and shortened, or written by hand where a walk would take too long.
 """
 
 from pathlib import Path
@@ -20,10 +20,10 @@ from tests.model.world import Budget, ViolationError, World
 
 _PLENTY = Budget(*[9] * len(Budget._fields))
 
-_NEWCOMER = "say0 hear0 join load1 replicas say1 hear1 get0 get1 meet0 meet1 say0 say1 "
+_JOINING = "send0 recv0 join load1 replicas send1 recv1 get0 get1 meet0 meet1 send0 send1 "
 _STEP = "take0 take1 take0 take1 "  # of ranks 0 and 1, with tokens: the exchange, then the layers
 _STEP_OF_3 = "take0 take1 take2 take0 take1 take2 "
-_READY = "rebalance replicas get0 get1 request1 say0 say1 hear0 hear1 get0 get1 meet0 meet1 " + _STEP
+_READY = "rebalance replicas get0 get1 request1 send0 send1 recv0 recv1 get0 get1 meet0 meet1 " + _STEP
 
 
 class Shown(NamedTuple):
@@ -59,25 +59,25 @@ class Shown(NamedTuple):
 SHOWN = {
     # a rank
     "the newest state wins": Shown(
-        1, _NEWCOMER + "hear0 hear1 get0 take0 get1 take0 take1 get0-3", calm=True, repeats=True
+        1, _JOINING + "recv0 recv1 get0 take0 get1 take0 take1 get0-3", calm=True, repeats=True
     ),
     "a higher generation is newer": Shown(2, "restart join", mail_depth=2),
     "a pause makes no rank ignore a started wave": Shown(2, "rebalance pause"),
     "only consensus ends a wave": Shown(3, "request2", calm=True),
-    "who rests having seen a newer wave goes straight on": Shown(
+    "an idle rank that has seen a newer wave goes straight on": Shown(
         3,
-        "request0 say0 say1 say2 hear1 hear2 hear0 cordon2 replicas get0 get1 get2 "
-        + (_STEP_OF_3 + "meet0 meet1 say0 say1 hear0 hear1 ")
-        + (_STEP_OF_3 + "say0 say1 hear0 hear1 get0 get1 get2 ")
-        + (_STEP_OF_3 * 2 + "say0 say1 hear0 hear1 restore2 replicas say2 hear2 get0 get1 get2 ")
+        "request0 send0 send1 send2 recv1 recv2 recv0 cordon2 replicas get0 get1 get2 "
+        + (_STEP_OF_3 + "meet0 meet1 send0 send1 recv0 recv1 ")
+        + (_STEP_OF_3 + "send0 send1 recv0 recv1 get0 get1 get2 ")
+        + (_STEP_OF_3 * 2 + "send0 send1 recv0 recv1 restore2 replicas send2 recv2 get0 get1 get2 ")
         + (_STEP + "meet0 meet1 meet2 ")
-        + (_STEP + "say0 say1 say2 hear2 hear0 hear1 get0 ")
+        + (_STEP + "send0 send1 send2 recv2 recv0 recv1 get0 ")
         + "take0 take1 take0* take1 take0 take1",
     ),
-    "nobody rests where the group switches": Shown(2, "join", mail_depth=2),
+    "no rank rests where the group switches": Shown(2, "join", mail_depth=2),
     "the highest wave of an exchange is everybody's": Shown(
         3,
-        "join load3 replicas request1 say1 say3 hear3 hear1 get0 get1 get3 get2-1 meet2 get2 take0",
+        "join load3 replicas request1 send1 send3 recv3 recv1 get0 get1 get3 get2-1 meet2 get2 take0",
         calm=True,
         min_size=2,
     ),
@@ -86,80 +86,86 @@ SHOWN = {
     "a member has seen a commit only when it is ready": Shown(
         2,
         _READY
-        + "say0 say1 hear0 hear1 restart replicas say0 say1 get0-2 "
-        + (_STEP + "hear0 hear1 get0 get1-4 " + _STEP * 2),
+        + "send0 send1 recv0 recv1 restart replicas send0 send1 get0-2 "
+        + (_STEP + "recv0 recv1 get0 get1-4 " + _STEP * 2),
     ),
-    "a leaver has seen a commit without being ready": Shown(3, "cordon2"),
+    "a leaving rank has seen a commit without being ready": Shown(3, "cordon2"),
     "a new attempt makes the rank unready for the one before": Shown(
-        3, "cordon2 replicas get0 get1 meet0 say0 meet1 hear0 say1 hear1 get1 break1*", repeats=True, min_size=2
+        3,
+        "cordon2 replicas get0 get1 meet0 send0 meet1 recv0 send1 recv1 get1 break1*",
+        repeats=True,
+        min_size=2,
     ),
     "a newer proposal is prepared though another was begun": Shown(3, "cordon2 replicas get1 die2", mail_depth=2),
-    "who rests parks too": Shown(3, "die2*"),
+    "an idle rank parks too": Shown(3, "die2*"),
     "a parked rank installs on sight": Shown(3, "die0*"),
-    "a joiner installs on sight": Shown(3, "", loaded=True),
-    "who steps in a group switches only at a step": Shown(
+    "a joining rank installs on sight": Shown(3, "", loaded=True),
+    "a rank that steps in a group switches only at a step boundary": Shown(
         3, "rebalance replicas request0 get2 get0 get1 meet0", calm=True, repeats=True, mail_depth=2
     ),
     "a group starts running": Shown(3, "request2 die0 cordon1 join", repeats=True, mail_depth=2),
     "a broken exchange parks": Shown(3, "die0*"),
-    "a rank says which group it let go of": Shown(
+    "a rank reports which group it let go of": Shown(
         2,
-        "rebalance pause pause replicas get1 get0 meet0 say0 request1 hear0 meet1 say1 hear1 get0 break0*",
+        "rebalance pause pause replicas get1 get0 meet0 send0 request1 recv0 meet1 send1 recv1 get0 break0*",
         mail_depth=2,
     ),
     "a rank does not run again in a wave that ended": Shown(3, "request2", calm=True),
     "a rank leaves a collective of a group that is over": Shown(
-        2, "request0 say0 hear0 get1 get0 break1*", mail_depth=2
+        2, "request0 send0 recv0 get1 get0 break1*", mail_depth=2
     ),
     "a planned proposal ends the groups before the committed one": Shown(
         2,
-        "say0 hear0 cordon1 replicas get0 meet0 say0 request1 request0 say1 hear1 hear0 get0 get1-1 break0* restore1",
+        "send0 recv0 cordon1 replicas get0 meet0 send0 request1 request0 send1 recv1 recv0 get0 get1-1 break0* "
+        "restore1",
     ),
     "a rank leaves a group with a dead member": Shown(2, "die1*", mail_depth=2, min_size=2),
     # the coordinator
     "silence is no death": Shown(3, "restart", calm=True),
-    "what predecessors committed is in force": Shown(3, "request1 say1 hear1 get1 restart"),
+    "what predecessors committed is in force": Shown(3, "request1 send1 recv1 get1 restart"),
     "each generation has numbers of its own": Shown(1, "die0 restart", mail_depth=2),
-    "who was confirmed dead is dead": Shown(3, "die0*"),
-    "a parked member breaks the group": Shown(2, "request0 say0 hear0 get1 break1*", mail_depth=2),
+    "a rank that was confirmed dead is dead": Shown(3, "die0*"),
+    "a parked member breaks the group": Shown(2, "request0 send0 recv0 get1 break1*", mail_depth=2),
     "a member that is elsewhere breaks the group": Shown(
-        2, "die0* confirm0 replicas get1 meet1 replacement0 say1 hear1 get0 restart", mail_depth=2
+        2, "die0* confirm0 replicas get1 meet1 replacement0 send1 recv1 get0 restart", mail_depth=2
     ),
-    "who waits in a group that somebody let go of breaks the group": Shown(
+    "a rank that waits in a group that another let go of breaks the group": Shown(
         2,
-        "rebalance pause pause replicas get1 get0 meet0 say0 request1 hear0 meet1 say1 hear1 get0 break0*",
+        "rebalance pause pause replicas get1 get0 meet0 send0 request1 recv0 meet1 send1 recv1 get0 break0*",
         mail_depth=2,
     ),
     "a further death voids a direct proposal": Shown(3, "die1* confirm1 replicas die2"),
     "a failed preparation voids a direct proposal": Shown(3, "die2 confirm2 replicas get1 fail1*"),
-    "healing goes before scaling": Shown(2, "request0 say0 hear0 get0 rebalance break0*", mail_depth=2, min_size=2),
-    "too few are not called": Shown(2, "die1", min_size=2),
+    "healing goes before scaling": Shown(2, "request0 send0 recv0 get0 rebalance break0*", mail_depth=2, min_size=2),
+    "no direct proposal is made to too few": Shown(2, "die1", min_size=2),
     "a direct proposal of too few is void": Shown(2, "die1 confirm1 replicas die0*", mail_depth=2),
     "where a group broke nobody hands over experts": Shown(
-        2, "die0* confirm0 replicas get1 meet1 replacement0 say1 hear1 get0 restart", mail_depth=2
+        2, "die0* confirm0 replicas get1 meet1 replacement0 send1 recv1 get0 restart", mail_depth=2
     ),
     "a failed preparation voids its proposal": Shown(3, "cordon2 replicas get1 fail1*", repeats=True, min_size=2),
     "a planned proposal ends with a death": Shown(2, "rebalance replicas die1*", mail_depth=2, min_size=2),
-    "a planned proposal ends with a newcomer that is to go": Shown(
-        1, _NEWCOMER + "cordon1 replicas hear1 go1 hear0", calm=True
+    "a planned proposal ends with a new rank that is to leave": Shown(
+        1, _JOINING + "cordon1 replicas recv1 go1 recv0", calm=True
     ),
     "all must be ready": Shown(3, "", loaded=True, calm=True),
     "one change at a time": Shown(2, "die0* die1*", mail_depth=2),
-    "too few are not planned": Shown(2, "say0 hear0 cordon1 replicas get0 meet0 say0 hear0", min_size=2),
+    "no planned proposal is made to too few": Shown(
+        2, "send0 recv0 cordon1 replicas get0 meet0 send0 recv0", min_size=2
+    ),
     "a rebalance request stands until it is in force": Shown(2, "die0* rebalance"),
     "a proposal is repeated": Shown(3, "cordon2 replicas"),
-    "a commit is repeated until all step in it": Shown(2, "die1* confirm1 replicas get0 meet0 say0 hear0"),
-    "a wave is repeated until all have seen it": Shown(2, "say0 hear0 firstreq", min_size=2),
-    "a death is repeated until nobody waits for the dead": Shown(
-        2, "say0 hear0 firstreq get0 say0 hear0 cordon0 join die1* confirm1 replicas", min_size=2
+    "a commit is repeated until all step in it": Shown(2, "die1* confirm1 replicas get0 meet0 send0 recv0"),
+    "a wave is repeated until all have seen it": Shown(2, "send0 recv0 firstreq", min_size=2),
+    "a death is repeated until no rank waits for the dead": Shown(
+        2, "send0 recv0 firstreq get0 send0 recv0 cordon0 join die1* confirm1 replicas", min_size=2
     ),
-    "who rests in an old group is woken": Shown(2, "join", mail_depth=2),
-    "who rests with work is woken": Shown(3, "request2", calm=True),
+    "a rank that rests in an old group is woken": Shown(2, "join", mail_depth=2),
+    "a rank that rests with work is woken": Shown(3, "request2", calm=True),
     "waves of predecessors count": Shown(2, "restart", mail_depth=2),
     # whom others count on
-    "a leaver stays until the members step without it": Shown(3, "cordon0", calm=True),
-    "a leaver stays until the coordinator knows that it leaves": Shown(
-        1, _NEWCOMER + "cordon1 hear1 go1 hear0", calm=True
+    "a leaving rank stays until the members step without it": Shown(3, "cordon0", calm=True),
+    "a leaving rank stays until the coordinator knows that it leaves": Shown(
+        1, _JOINING + "cordon1 recv1 go1 recv0", calm=True
     ),
 }
 
@@ -199,8 +205,8 @@ SAVED = {
         "epochs",
         Shown(
             2,
-            "rebalance replicas get0 get1 meet0 meet1 say0 say1 hear0 hear1 restart replicas say0 say1 get0-2 get1-2 "
-            "hear0 hear1",
+            "rebalance replicas get0 get1 meet0 meet1 send0 send1 recv0 recv1 restart replicas send0 send1 get0-2 "
+            "get1-2 recv0 recv1",
         ),
     ),
     "what was committed is not taken back": (
@@ -208,24 +214,33 @@ SAVED = {
         Shown(
             2,
             _READY
-            + "say0 say1 hear0 hear1 restart replicas get0-2 "
+            + "send0 send1 recv0 recv1 restart replicas get0-2 "
             + (_STEP + "get0 " + _STEP)
-            + "say0 say1 hear0 hear1",
+            + "send0 send1 recv0 recv1",
         ),
     ),
     "a group starts in the newest wave seen": ("collectives", Shown(2, "", loaded=True)),
-    "the first group waits for every replica": ("epochs", Shown(2, "replicas say0 hear0", loaded=True)),
-    "a leaver with sequences stays": (
+    "the first group waits for every replica": ("epochs", Shown(2, "replicas send0 recv0", loaded=True)),
+    "a leaving rank with sequences stays": (
         "moved",
         Shown(
             2,
-            "say0 hear0 request1 say1 hear1 cordon1 replicas get0 get1 meet0 "
-            + (_STEP + "say0 hear0 get0 get1 " + _STEP * 2),
+            "send0 recv0 request1 send1 recv1 cordon1 replicas get0 get1 meet0 "
+            + (_STEP + "send0 recv0 get0 get1 " + _STEP * 2),
         ),
     ),
-    "who is behind has not seen the newest wave yet": ("waves", Shown(3, "request0 say0 hear0 request1 say1 hear1")),
-    "who runs is not woken": ("waves", Shown(2, "request0 say0 hear0 get0 get1 say0 hear0 say1 hear1")),
-    "a request for a wave counts when all rest": ("waves", Shown(2, "request0 say0 hear0 get0 say0 hear0 firstreq")),
+    "a rank that is behind has not seen the newest wave yet": (
+        "waves",
+        Shown(3, "request0 send0 recv0 request1 send1 recv1"),
+    ),
+    "a running rank is not woken": (
+        "waves",
+        Shown(2, "request0 send0 recv0 get0 get1 send0 recv0 send1 recv1"),
+    ),
+    "a request for a wave counts when all rest": (
+        "waves",
+        Shown(2, "request0 send0 recv0 get0 send0 recv0 firstreq"),
+    ),
 }
 
 

@@ -1,13 +1,13 @@
-"""Sequences of events in a short notation, and what the machines make of them.
+"""Traces: sequences of events in a short notation, replayed on the machines.
 
-``die0`` is the event of that name at rank 0; ``die0*`` is its other way (a death that nobody is told of, work that ends
-with the step). ``get0`` delivers the newest state, ``get0-1`` the one before it. ``restart`` has no rank.
+``die0`` is the event of that name at rank 0; ``die0*`` is its other way (a death that breaks no connection, work that
+ends with the step). ``get0`` delivers the newest state, ``get0-1`` the one before it. ``restart`` has no rank.
 """
 
 import re
 
+from tests.model.enabled import Event
 from tests.model.events import Rules
-from tests.model.outlook import Event
 from tests.model.settle import settlers
 from tests.model.world import ViolationError, World
 

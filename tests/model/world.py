@@ -9,7 +9,7 @@ from typing import NamedTuple
 from engine.wire.control import Membership
 from engine.wire.messages import EngineReport, GroupState
 from engine.wire.replicas import ReplicaInfo
-from tests.model.parts import Coordinator, Group, Rank, replica_in, replica_key, report_key, state_key, twin
+from tests.model.parts import Coordinator, Group, Rank, replica_in, replica_key, report_key, shallow_copy, state_key
 
 
 class ViolationError(AssertionError):
@@ -17,7 +17,7 @@ class ViolationError(AssertionError):
 
 
 class Budget(NamedTuple):
-    """How often the world may still do what nobody asked it to."""
+    """How often each kind of event may still come from outside."""
 
     requests: int = 0
     pauses: int = 0
@@ -108,8 +108,8 @@ class World:
     def own_coordinator(self) -> Coordinator:
         """Return the coordinator to be changed."""
         old = self.coordinator
-        group = twin(old.group)
-        group.waves = twin(group.waves)
+        group = shallow_copy(old.group)
+        group.waves = shallow_copy(group.waves)
         self.coordinator = Coordinator(
             old.generation, group, dict(old.reports), old.replicas, old.settings, old.rebalances, old.num_states
         )
@@ -132,7 +132,7 @@ class World:
         self.budget = self.budget._replace(**{kind: getattr(self.budget, kind) - 1})
 
     def key(self) -> int:
-        """Return a hash by which worlds are told apart: all that decides what can happen.
+        """Return a hash of all that decides what can happen, by which worlds are compared.
 
         Ranks are interchangeable, so a world is the same with other numbers on them.
         """

@@ -1,20 +1,74 @@
-"""So many streamed requests a second, for as long as something else is looked at."""
+"""Open streams that record when each of their tokens arrives, one by one or as a steady load."""
 
 import asyncio
 import itertools
+import json
 import statistics
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
-from bench.timed_streams import TimedStream
+_EVENT = b"data: {"
+_ENDED = b"0\r\n\r\n"
+
+
+class TimedStream(asyncio.Protocol):
+    """One streamed request on a connection of its own.
+
+    times: ``time.monotonic()`` of every chunk, tokens that came together counted once. has_begun: set with the first.
+    failed: it ended in any other way than by its last chunk, or with an error.
+    """
+
+    def __init__(self, path: str, body: dict[str, Any]) -> None:
+        self.times: list[float] = []
+        self.has_begun = asyncio.Event()
+        self.failed = False
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
+        self._request = head.encode() + b"\r\n\r\n" + content
+
+    async def open(self, url: str) -> None:
+        """Connect and send the request."""
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        await asyncio.get_running_loop().create_connection(lambda: self, host, int(port))
+
+    def close(self) -> None:
+        """Hang up."""
+        self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the request."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """Note the time of tokens, and the end."""
+        if _EVENT in data:
+            self.times.append(time.monotonic())
+            self.has_begun.set()
+        self.failed = self.failed or b'"error"' in data
+        if data.endswith(_ENDED):
+            self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Take an end without a last chunk for a failure, unless we hung up ourselves."""
+        if not self.ended.done():
+            self.failed = self.failed or not self._transport.is_closing() or exc is not None
+            self._end()
+
+    def _end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
 
 _END_S = 60.0
 
 
 class SteadyLoad:
-    """Streams that were opened so far. path, body: of each; ``seed`` and the prompt's number differ."""
+    """The streams opened so far. path, body: of each; ``seed`` and the prompt's number differ."""
 
     def __init__(self, url: str, per_s: float, path: str, body: dict[str, Any]) -> None:
         self.streams: list[TimedStream] = []
@@ -26,7 +80,7 @@ class SteadyLoad:
 
     @property
     def num_failed(self) -> int:
-        """Return how many were not let in or did not come to their end."""
+        """Return how many were refused or did not come to their end."""
         return self.num_refused + sum(stream.failed or not stream.times for stream in self.streams)
 
     def longest_gap_s(self, since: float = 0.0, until: float = float("inf")) -> float:
@@ -40,7 +94,7 @@ class SteadyLoad:
         return statistics.median(later - earlier for earlier, later in pairs if since < later <= until)
 
     async def run(self) -> None:
-        """Open streams, one after another and whatever became of those before."""
+        """Open streams, one after another and whatever becomes of those before."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         for number in itertools.count():
@@ -70,7 +124,7 @@ def _hang_up(stream: TimedStream, _ended: "asyncio.Future[None]") -> None:
 
 @asynccontextmanager
 async def steady_load(url: str, per_s: float, **body: Any) -> AsyncIterator[SteadyLoad]:
-    """Ask for completions ``per_s`` times a second during the block, and wait for all of them behind it."""
+    """Send requests for completions ``per_s`` times a second during the block, and wait for all of them after it."""
     completion = {"model": "sim", "max_tokens": 20, "ignore_eos": True, "stream": True} | body
     load = SteadyLoad(url, per_s, "/v1/completions", completion)
     opening = asyncio.create_task(load.run(), name="steady load")

@@ -1,17 +1,17 @@
-"""What can happen next in a world."""
+"""The events that can happen next in a world."""
 
 from collections.abc import Iterator
 
 from engine.wire.states import ReplicaState
-from tests.model.parts import PlacementState, Rank, report_key
+from tests.model.parts import Collective, Rank, report_key
 from tests.model.world import World
 
 Event = tuple[str, int, int]
-"""What happens, to which rank (-1: to none), and which one of several ways."""
+"""Name, rank (-1: of none), and which one of several ways."""
 
 
-class Outlook:
-    """Yields the events that are possible.
+class EnabledEvents:
+    """Enumerates the events that are possible.
 
     repeats: states come again, also old ones after new ones.
     """
@@ -28,7 +28,7 @@ class Outlook:
             yield from self.of_rank(world, rank, it)
         for rank, mail in world.mail.items():
             for index in range(len(mail)):
-                yield ("hear", rank, index)
+                yield ("recv", rank, index)
         for rank, replica in world.replicas.items():
             if rank not in world.ranks and replica.state is not ReplicaState.DEAD:
                 yield ("confirm", rank, 0)
@@ -73,7 +73,7 @@ class Outlook:
         mail = world.mail.get(rank, ())
         last = mail[-1] if mail else world.coordinator.reports.get(rank)
         if last is None or report_key(last) != it.report_key():
-            yield ("say", rank, 0)
+            yield ("send", rank, 0)
         for number in world.states:
             if number > it.seen or self.repeats:
                 yield ("get", rank, number)
@@ -88,7 +88,7 @@ class Outlook:
         if self._may_go(world, rank, it):
             yield ("go", rank, 0)
 
-    def _in_collective(self, world: World, rank: int, it: Rank, place: PlacementState) -> Iterator[Event]:
+    def _in_collective(self, world: World, rank: int, it: Rank, place: Collective) -> Iterator[Event]:
         group = world.groups[place.epoch]
         if group.is_complete(place.position):
             yield ("take", rank, 0)
@@ -102,7 +102,7 @@ class Outlook:
     def _may_fail(self, world: World, it: Rank) -> bool:
         """Tell whether a preparation may come to nothing: it was left, or a member died or went on to another.
 
-        Of a death that the coordinator has not heard of only a budget makes use: attempts could fail without end.
+        Of a death that the coordinator does not know of only a budget makes use: attempts could fail without end.
         """
         group = world.groups[it.preparing]
         if it.leaves_below > it.preparing:
@@ -118,7 +118,7 @@ class Outlook:
         return False
 
     def _may_go(self, world: World, rank: int, it: Rank) -> bool:
-        """Tell whether a leaver may end: the others have gone on without it, and will not count on it again."""
+        """Tell whether a leaving rank may end: the others have gone on without it, and will not count on it again."""
         coordinator = world.coordinator
         if (
             world.replicas[rank].state is not ReplicaState.LEAVING
