@@ -87,7 +87,7 @@ def test_the_keys_can_be_read_nowhere(shared: Deployment, url: str) -> None:
     assert not [text for text in shown for key in (API_KEY, OTHER_KEY, ADMIN_KEY, "k-wrong-key") if key in text]
 
 
-def test_a_deployment_without_an_admin_key_refuses_admin_calls_by_the_name_of_the_knob() -> None:
+def test_a_deployment_without_an_admin_key_refuses_admin_calls_by_the_name_of_the_option() -> None:
     with deployment(*SIM, "--api-key", API_KEY) as served:
         url = served.wait_ready()
         for headers in ({}, bearer(API_KEY)):

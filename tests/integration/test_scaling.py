@@ -163,7 +163,7 @@ def test_a_new_rank_that_dies_while_it_loads_fails_the_operation_and_nothing_els
     assert len(ready_ranks(http)) == 2
 
 
-def test_a_rank_that_dies_during_a_scale_is_refilled_and_the_scale_goes_on(http: httpx.Client) -> None:
+def test_a_rank_that_dies_during_a_scale_is_replaced_and_the_scale_goes_on(http: httpx.Client) -> None:
     victim = _ranks(http)[0]
     operation = begin(http, size=3)
     os.kill(victim["pid"], signal.SIGKILL)
@@ -173,7 +173,9 @@ def test_a_rank_that_dies_during_a_scale_is_refilled_and_the_scale_goes_on(http:
     assert reborn["incarnation"] == victim["incarnation"] + 1
 
 
-def test_events_are_told_in_order_by_any_process_and_to_who_comes_late(shared: Deployment, http: httpx.Client) -> None:
+def test_events_come_in_order_from_any_process_and_to_late_callers(
+    shared: Deployment, http: httpx.Client
+) -> None:
     operation = scale(http, size=3)
     seen = []
     with http.stream("GET", "/v1/cluster/events?after=0") as answer:

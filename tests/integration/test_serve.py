@@ -192,7 +192,7 @@ def test_a_rank_without_restarts_left_stays_dead_with_its_reason_and_the_others_
         assert served.wait_exit() == 0, served.stderr
 
 
-def test_the_seat_of_a_killed_rank_is_filled_again_and_serves() -> None:
+def test_the_replica_of_a_killed_rank_is_replaced_and_serves() -> None:
     with deployment(*SIM) as served:
         url = served.wait_ready()
         for incarnation in (2, 3):
@@ -210,7 +210,7 @@ def test_the_seat_of_a_killed_rank_is_filled_again_and_serves() -> None:
         served.end()
 
 
-def test_a_stopped_rank_is_named_killed_and_refilled() -> None:
+def test_a_stopped_rank_is_named_killed_and_replaced() -> None:
     with deployment(*SIM, "--stall-timeout", "3") as served:
         url = served.wait_ready()
         victim = psutil.Process(ranks_of(url)[1]["pid"])

@@ -22,7 +22,7 @@ def error_of(*arguments: str, status: int, **environment: str) -> str:
     return errors[0]
 
 
-def test_a_taken_port_is_named_with_its_knob() -> None:
+def test_a_taken_port_is_named_with_its_option() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = error_of(*SIM, "--port", str(port), status=1)

@@ -30,14 +30,14 @@ def test_the_options_are_those_of_the_snapshot() -> None:
     assert describe_options() == SNAPSHOT.read_text()
 
 
-def test_every_knob_has_a_help_text_and_a_group_that_exists() -> None:
+def test_every_option_has_a_help_text_and_a_group_that_exists() -> None:
     for name, field in ServeConfig.model_fields.items():
         assert field.description, name
         assert isinstance(field.json_schema_extra, dict)
         assert field.json_schema_extra["group"] in GROUPS
 
 
-def test_only_knobs_that_were_given_are_flags() -> None:
+def test_only_options_that_were_given_are_flags() -> None:
     options = make_parser(COMMANDS).parse_args(["serve", "--port", "1", "--engine", "sim", "--config", "a.toml"])
     assert option_flags(options) == {"port": "1", "engine": "sim"}
     assert options.config == Path("a.toml")

@@ -48,7 +48,7 @@ def test_memory_is_read_with_its_unit() -> None:
     assert ServeConfig(engine="sim").kv_cache_memory is None
 
 
-def test_what_is_not_a_knob_of_ours_is_left_alone() -> None:
+def test_what_is_not_an_option_of_ours_is_left_alone() -> None:
     assert load(SIM, {"SHOAL_PARENT_PID": "1", "PATH": "/bin"}) == ServeConfig(engine="sim")
 
 
@@ -110,7 +110,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"model": "m", "device": "cuda:1"}, "--device cuda:N needs --executor local"),
     ],
 )
-def test_knobs_that_contradict_each_other_are_refused(flags: dict[str, str], expected: str) -> None:
+def test_options_that_contradict_each_other_are_refused(flags: dict[str, str], expected: str) -> None:
     assert expected in message_of(flags)
 
 

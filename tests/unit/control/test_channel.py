@@ -78,7 +78,7 @@ class ControlPair:
 
 
 @asynccontextmanager
-async def line() -> AsyncIterator[ControlPair]:
+async def channel() -> AsyncIterator[ControlPair]:
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         opened = ControlPair(Path(folder))
         try:
@@ -90,14 +90,14 @@ async def line() -> AsyncIterator[ControlPair]:
 
 
 async def test_a_call_is_answered_with_its_result() -> None:
-    async with line() as control:
+    async with channel() as control:
         client = await control.join()
         assert await client.call(Pause(PauseMode.WAIT), TIMEOUT_S) == "WAIT"
         assert client.statistics() == {"control_calls": 0}
 
 
 async def test_a_refusal_and_a_fault_reach_the_asker_and_the_line_lives() -> None:
-    async with line() as control:
+    async with channel() as control:
         client = await control.join()
         with pytest.raises(ControlRefusedError, match="not now") as refused:
             await client.call(Sleep(1), TIMEOUT_S)
@@ -111,7 +111,7 @@ async def test_a_refusal_and_a_fault_reach_the_asker_and_the_line_lives() -> Non
 
 
 async def test_an_answer_that_does_not_come_in_time_is_a_clear_error_and_leaves_nothing_behind() -> None:
-    async with line() as control:
+    async with channel() as control:
         client = await control.join()
         with pytest.raises(ControlUnavailableError, match="did not answer within"):
             await client.call(Resume(), 0.05)
@@ -127,7 +127,7 @@ async def test_a_process_without_a_supervisor_says_so() -> None:
 
 
 async def test_closing_ends_the_calls_that_wait() -> None:
-    async with line() as control:
+    async with channel() as control:
         client = await control.join()
         call = asyncio.create_task(client.call(Resume(), TIMEOUT_S))
         await eventually(lambda: client.statistics()["control_calls"] == 1)
@@ -137,7 +137,7 @@ async def test_closing_ends_the_calls_that_wait() -> None:
 
 
 async def test_calls_that_wait_are_bounded() -> None:
-    async with line() as control:
+    async with channel() as control:
         client = await control.join()
         calls = [asyncio.create_task(client.call(Resume(), TIMEOUT_S)) for _ in range(MAX_OPEN_CALLS)]
         await eventually(lambda: client.statistics()["control_calls"] == MAX_OPEN_CALLS)
@@ -159,7 +159,7 @@ def saying(what: Any) -> Mapping[type, Handler]:
 
 
 async def test_every_process_is_asked_and_one_that_does_not_answer_is_named() -> None:
-    async with line() as control:
+    async with channel() as control:
         await control.join(0, handlers=saying(["a"]))
         await control.join(1, handlers={AbortRequests: never_abort})
         await control.join(2)
@@ -171,7 +171,7 @@ async def test_every_process_is_asked_and_one_that_does_not_answer_is_named() ->
 
 
 async def test_a_process_that_is_gone_is_not_waited_for() -> None:
-    async with line() as control:
+    async with channel() as control:
         gone = await control.join(0, handlers=saying(1))
         await control.join(1, handlers=saying(2))
         await gone.aclose()
@@ -181,7 +181,7 @@ async def test_a_process_that_is_gone_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("comes_back", [False, True])
 async def test_a_process_that_goes_while_it_is_asked_is_not_waited_for(comes_back: bool) -> None:
-    async with line() as control:
+    async with channel() as control:
         await control.join(0, handlers={AbortRequests: never_abort})
         await control.join(1, handlers=saying(2))
         asking = asyncio.create_task(control.server.call_all(AbortRequests(None), TIMEOUT_S))
@@ -194,7 +194,7 @@ async def test_a_process_that_goes_while_it_is_asked_is_not_waited_for(comes_bac
 
 
 async def test_asking_all_leaves_no_call_behind_however_it_ends() -> None:
-    async with line() as control:
+    async with channel() as control:
         for index in range(2):
             await control.join(index, handlers={AbortRequests: never_abort})
         given_up = asyncio.create_task(control.server.call_all(AbortRequests(None), TIMEOUT_S))
@@ -216,7 +216,7 @@ async def test_asking_all_leaves_no_call_behind_however_it_ends() -> None:
 
 
 async def test_a_restarted_process_takes_the_place_of_its_predecessor() -> None:
-    async with line() as control:
+    async with channel() as control:
         await control.join(0, 1, saying("old"))
         await control.join(0, 2, saying("new"))
         assert control.server.peers == [ClientId(0, 2)]
@@ -228,15 +228,15 @@ async def test_a_restarted_process_takes_the_place_of_its_predecessor() -> None:
 
 
 async def test_any_bytes_are_counted_and_survived() -> None:
-    async with line() as control:
+    async with channel() as control:
         client = await control.join(handlers=saying(1))
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        stranger = make_socket(context, zmq.DEALER)
-        stranger.connect(control.endpoint)
+        unknown_peer = make_socket(context, zmq.DEALER)
+        unknown_peer.connect(control.endpoint)
         garbage = ([b""], [b"\xc1"], [b"\x93\x01\x02\x03"], [b"a", b"b"], [encode(7)], [encode([2, 1, ["sleep"]])])
         for frames in garbage:
-            stranger.send_multipart(list(frames))
-        stranger.send(encode(CallResult(99, "nobody asked")))
+            unknown_peer.send_multipart(list(frames))
+        unknown_peer.send(encode(CallResult(99, "nobody asked")))
         await eventually(lambda: control.server.statistics().get("late_control_answers"))
         assert control.server.statistics()["malformed_control_messages"] == len(garbage)
         context.destroy(linger=0)
@@ -248,16 +248,16 @@ async def test_messages_with_odd_values_are_survived_too() -> None:
     calls = [Call(1, Pause(PauseMode.KEEP), 0.01), Call(2, Sleep(1), 0.01), Call(3, AbortRequests(["x"]), 0.01)]
     messages = [Hello(ClientId(7, 1)), *calls, CallResult(1, {"a": [1]}, Fault("no"))]
     odd = mutations([encode(message) for message in messages], seed=1)
-    async with line() as control:
+    async with channel() as control:
         client = await control.join()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        stranger = make_socket(context, zmq.DEALER)
-        stranger.connect(control.endpoint)
+        unknown_peer = make_socket(context, zmq.DEALER)
+        unknown_peer.connect(control.endpoint)
         for frame in itertools.islice(odd, 3_000):
-            stranger.send(frame)
+            unknown_peer.send(frame)
             await asyncio.sleep(0)
         late = control.server.statistics().get("late_control_answers", 0)
-        stranger.send(encode(CallResult(2**40, "nobody asked")))
+        unknown_peer.send(encode(CallResult(2**40, "nobody asked")))
         await eventually(lambda: control.server.statistics().get("late_control_answers", 0) > late)
         assert control.server.statistics()["malformed_control_messages"] > 1_000
         context.destroy(linger=0)

@@ -1,4 +1,4 @@
-"""A child process that does as it is told: ``python -m tests.unit.launch.puppet`` with a list of orders on stdin.
+"""A child process that follows orders: ``python -m tests.unit.launch.puppet`` with a list of orders on stdin.
 
 Orders: ``say TEXT`` and ``log TEXT`` (standard output and error), ``exit STATUS``, ``kill`` (itself), ``deaf`` to
 SIGTERM, ``wait`` for ever, ``grandchild`` (leaves a process that holds the pipes open).

@@ -15,7 +15,7 @@ def future(result: Any = None, *, done: bool = False) -> "asyncio.Future[Any]":
     return made
 
 
-async def test_work_that_ends_first_is_told_so_and_its_exception_is_raised() -> None:
+async def test_work_that_ends_first_is_reported_so_and_its_exception_is_raised() -> None:
     async def fail() -> None:
         raise ValueError("broken")
 

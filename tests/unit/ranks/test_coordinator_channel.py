@@ -95,7 +95,7 @@ async def test_engine_reports_of_a_snapshot_are_handed_on_and_other_bytes_droppe
     channel.close()
 
 
-async def test_newer_group_states_are_handed_on_and_a_new_coordinator_is_told_the_seats_at_once(
+async def test_newer_group_states_are_handed_on_and_a_new_coordinator_gets_the_replicas_at_once(
     coordinator: Coordinator,
 ) -> None:
     channel = coordinator.channel()

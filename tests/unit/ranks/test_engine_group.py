@@ -1,4 +1,4 @@
-"""Replicas are filled again: the real group on a host whose engines end when the test says so."""
+"""Engines are replaced: the real group on a host whose engines end when the test says so."""
 
 import asyncio
 from collections.abc import Callable
@@ -56,7 +56,7 @@ async def test_an_engine_that_ends_gets_a_successor_until_the_restarts_are_used_
     assert host.num_starts == 3
 
 
-async def test_a_seat_that_cannot_be_filled_is_tried_again_and_says_why() -> None:
+async def test_a_replica_whose_engine_cannot_be_started_is_tried_again_with_the_reason() -> None:
     host, reasons = PuppetHost(), list[str]()
     group = await started(host, lambda replica: reasons.append(replica.end_reason))
     host.refusals = [StartupError("no place")]
@@ -66,7 +66,7 @@ async def test_a_seat_that_cannot_be_filled_is_tried_again_and_says_why() -> Non
     await group.stop(asyncio.get_running_loop().create_future())
 
 
-async def test_what_hangs_is_killed_through_its_host_once_and_refilled() -> None:
+async def test_what_hangs_is_killed_through_its_host_once_and_replaced() -> None:
     host, reasons = PuppetHost(), list[str]()
     group = await started(host, lambda replica: reasons.append(replica.end_reason), num_ranks=2)
     hung = Suspect(EngineId(1, 1), True, "no step for 3.1 s (behind step 8)")
@@ -78,7 +78,7 @@ async def test_what_hangs_is_killed_through_its_host_once_and_refilled() -> None
     await group.stop(asyncio.get_running_loop().create_future())
 
 
-async def test_a_refill_that_does_not_load_in_time_is_killed_and_tried_again() -> None:
+async def test_a_replacement_that_does_not_load_in_time_is_killed_and_tried_again() -> None:
     host, reasons = PuppetHost(), list[str]()
     group = await started(host, lambda replica: reasons.append(replica.end_reason), load_timeout_s=0.0)
     assert host.killed == []  # the start of the deployment has a deadline of its own
@@ -90,7 +90,7 @@ async def test_a_refill_that_does_not_load_in_time_is_killed_and_tried_again() -
     await group.stop(asyncio.get_running_loop().create_future())
 
 
-async def test_a_refill_that_loads_is_not_timed_any_more() -> None:
+async def test_a_replacement_that_loads_is_not_timed_any_more() -> None:
     host = PuppetHost()
     group = await started(host, lambda _: None, load_timeout_s=3600.0)
     host.end(EngineId(0, 1))

@@ -1,4 +1,4 @@
-"""What happened is told in order, to whoever asks and however late."""
+"""Events are returned in order, also to a caller that comes late."""
 
 import asyncio
 

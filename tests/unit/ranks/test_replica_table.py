@@ -16,7 +16,7 @@ GONE = ProcessExit(-9, "killed by SIGKILL", ("last words",))
 RULE = RestartRule(max_in_row=2)
 
 
-def test_a_seat_goes_from_starting_to_alive_to_leaving_to_dead() -> None:
+def test_a_replica_goes_from_starting_to_alive_to_leaving_to_dead() -> None:
     table = ReplicaTable([E0], RULE)
     (replica,) = table
     states = [replica.state]
@@ -37,7 +37,7 @@ def test_a_seat_goes_from_starting_to_alive_to_leaving_to_dead() -> None:
     ]
 
 
-def test_stale_reports_and_those_of_strangers_are_dropped() -> None:
+def test_stale_reports_and_those_of_unknown_engines_are_dropped() -> None:
     table = ReplicaTable([E0], RULE)
     assert table.on_report(report(E0, 2), 0.0) is not None
     assert table.on_report(report(E0, 2, EnginePhase.LOADING), 0.0) is None
@@ -45,7 +45,7 @@ def test_stale_reports_and_those_of_strangers_are_dropped() -> None:
     assert table.all_ready
 
 
-def test_what_is_published_names_every_seat_the_dead_with_their_reason() -> None:
+def test_what_is_published_names_every_replica_the_dead_with_their_reason() -> None:
     table = ReplicaTable([E0, E1], RULE)
     table.on_report(report(E0, 1, node="n"), 0.0)
     table.on_exit(E1, GONE, 0.0)
@@ -77,7 +77,7 @@ def test_an_engine_that_ends_during_the_start_has_no_successor() -> None:
     assert table.all_lost
 
 
-def test_a_seat_is_filled_with_the_next_incarnation_and_keeps_what_happened_in_it() -> None:
+def test_a_replica_gets_the_next_incarnation_and_keeps_its_history() -> None:
     table = ReplicaTable([E0, E1], RULE)
     table.replacements = True
     table.on_report(report(E0, 7), 0.0)
@@ -92,7 +92,7 @@ def test_a_seat_is_filled_with_the_next_incarnation_and_keeps_what_happened_in_i
     assert (wire.restarts, wire.last_reason) == ({"signal": 1}, "killed by SIGKILL")
 
 
-def test_a_seat_whose_restarts_are_used_up_is_lost_and_the_others_are_not() -> None:
+def test_a_replica_whose_restarts_are_used_up_is_lost_and_the_others_are_not() -> None:
     table = ReplicaTable([E0, E1], RULE)
     table.replacements = True
     pauses = []
@@ -135,7 +135,7 @@ def test_what_is_said_of_an_engine_that_is_gone_concerns_nobody() -> None:
     assert table.on_suspects([Suspect(E0, True, "silent")]) == ([], [])
 
 
-def test_a_seat_that_comes_or_goes_with_its_engine_is_not_filled_again_by_itself() -> None:
+def test_a_replica_that_comes_or_goes_with_its_engine_is_not_replaced_by_itself() -> None:
     table = ReplicaTable([E0], RULE)
     table.replacements = True
     new = table.open(1)
@@ -151,7 +151,7 @@ def test_a_seat_that_comes_or_goes_with_its_engine_is_not_filled_again_by_itself
     assert table.on_exit(again.engine_id, GONE, 2.0).replacement_in_s is not None
 
 
-def test_a_seat_that_stays_after_all_is_filled_again_if_its_engine_has_ended_meanwhile() -> None:
+def test_a_replica_that_stays_after_all_is_replaced_if_its_engine_has_ended_meanwhile() -> None:
     table = ReplicaTable([E0, E1], RULE)
     table.replacements = True
     replica = table.at(0)

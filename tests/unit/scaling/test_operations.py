@@ -20,7 +20,7 @@ def begin(operations: ScaleOperations, request: ScaleRequest, key: str | None = 
     return operations.begin(request, key, operations.plan(request, RANKS), 0.0, 0.0)
 
 
-def test_a_competitor_is_told_which_operation_runs() -> None:
+def test_a_competitor_is_refused_with_the_operation_that_runs() -> None:
     operations = register()
     running = begin(operations, GROW)
     with pytest.raises(ScaleRefusedError, match=f"operation {running.id} is running, in phase reserve") as refused:

@@ -26,7 +26,7 @@ SHORT = ScaleDeadlines(load_s=0.2, handshake_s=0.2, migrate_s=0.2, stop_s=0.1)
 
 
 class Stage:
-    """A deployment of puppets. obeys: engines do at once what is asked of them."""
+    """A deployment of puppets. Its engines follow the published state at once."""
 
     def __init__(self, num_ranks: int) -> None:
         self.host = PuppetHost()
@@ -184,7 +184,7 @@ async def test_a_cancel_in_any_phase_leaves_the_old_size(phase: Phase) -> None:
         deployment.stuck = set()
 
 
-async def test_a_leaving_rank_that_dies_while_it_drains_is_refilled_when_the_scale_is_cancelled() -> None:
+async def test_a_leaving_rank_that_dies_while_it_drains_is_replaced_when_the_scale_is_cancelled() -> None:
     async with stage() as deployment:
         operation = await deployment.scale(remove=(1,))
         await eventually(lambda: operation.phase is Phase.DRAIN)

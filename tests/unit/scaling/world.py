@@ -1,4 +1,4 @@
-"""A deployment without processes: orders take effect when the test says so, or something else happens."""
+"""A deployment without processes: actions take effect when the test lets them, or something else happens."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -22,7 +22,7 @@ SERVING = ObservedRank(PlacementState.HELD, ReplicaState.ALIVE, 1.0, is_reached=
 
 @dataclass
 class Flags:
-    """What a replica was told."""
+    """What was done to a replica."""
 
     cordoned: bool = False
     moving: bool = False
@@ -83,7 +83,7 @@ class World:
                 del self.ranks[rank], self.flags[rank]
 
     def settle(self, rank: int, now_ready: bool = True) -> None:
-        """Let what was ordered for one rank have its next effect."""
+        """Let the actions on one rank have their next effect."""
         known, flags = self.of(rank), self.flags.get(rank, Flags())
         if known.placement is PlacementState.ASKED:
             self.set(rank, placement=PlacementState.HELD)
@@ -119,7 +119,7 @@ class Run:
         self.operation = ScaleOperation("scale-1", None, request, plan, is_lockstep, DEADLINES, self.now)
 
     def turn(self, passed_s: float = 0.1) -> list[Action]:
-        """Let the operation look once; carry out what it orders."""
+        """Let the operation observe once; carry out its actions."""
         self.now += passed_s
         actions = self.operation.advance(self.world.observed(), self.now)
         for action in actions:
@@ -143,7 +143,7 @@ class Run:
         self.world.settle_group(self.operation.phase in (Phase.PREPARE, Phase.COMMIT, Phase.SWITCH))
 
     def finish(self, chance: Random | None = None) -> None:
-        """Let everything that was ordered take effect, in any order, until the operation is over."""
+        """Let every action take effect, in any order, until the operation is over."""
         for _ in range(400):
             self.turn()
             if self.operation.is_over:

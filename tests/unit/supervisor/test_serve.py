@@ -49,7 +49,7 @@ async def test_the_first_signal_asks_for_an_ordered_stop() -> None:
         assert not signals.second.done()
 
 
-async def test_a_signal_sent_to_the_process_and_to_its_group_is_one_wish() -> None:
+async def test_a_signal_sent_to_the_process_and_to_its_group_is_one_request() -> None:
     clock = _Clock()
     with _installed(clock) as signals:
         await _deliver(signal.SIGTERM)

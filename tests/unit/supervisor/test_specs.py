@@ -1,4 +1,4 @@
-"""What each kind of process is told."""
+"""The specs of each kind of process."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ WIRING = Wiring(
 )
 
 
-def test_the_knobs_of_a_model_reach_the_engine() -> None:
+def test_the_options_of_a_model_reach_the_engine() -> None:
     config = ServeConfig(model="m", dtype="float32", max_model_len=99, num_threads=3, kv_cache_memory=ByteSize(1 << 20))
     engine = engine_config(config, MODEL, "cpu")
     assert engine.kind is EngineKind.TORCH
@@ -39,19 +39,19 @@ def test_the_knobs_of_a_model_reach_the_engine() -> None:
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_prefix_caching_is_a_knob_of_every_engine(wanted: bool) -> None:
+def test_prefix_caching_is_an_option_of_every_engine(wanted: bool) -> None:
     config = ServeConfig(engine="sim", enable_prefix_caching=wanted)
     assert engine_config(config, None, "cpu").scheduler.enable_prefix_caching is wanted
 
 
-def test_the_knobs_of_the_sim_engine_reach_it_in_seconds() -> None:
+def test_the_options_of_the_sim_engine_reach_it_in_seconds() -> None:
     config = ServeConfig(engine="sim", sim_step_ms=5, sim_prefill_us_per_token=7, sim_load_s=2, max_model_len=100)
     sim = engine_config(config, None, "cpu").sim
     assert (sim.step_s, sim.prefill_s_per_token, sim.load_s) == pytest.approx((0.005, 7e-6, 2))
     assert sim.max_model_len == 100
 
 
-def test_engine_and_client_are_told_the_same_hash_and_endpoints() -> None:
+def test_engine_and_client_get_the_same_hash_and_endpoints() -> None:
     config = ServeConfig(model="m")
     engine = engine_config(config, MODEL, "cpu")
     listener = Listener("127.0.0.1", 0)
@@ -65,7 +65,7 @@ def test_engine_and_client_are_told_the_same_hash_and_endpoints() -> None:
     listener.close()
 
 
-def test_every_knob_but_the_keys_travels_to_the_api_process_as_json() -> None:
+def test_every_option_but_the_keys_travels_to_the_api_process_as_json() -> None:
     options = {
         "engine": "sim",
         "kv_cache_memory": "2MiB",
@@ -83,7 +83,7 @@ def test_every_knob_but_the_keys_travels_to_the_api_process_as_json() -> None:
     assert (told.api_keys, told.admin_api_key) == (("k-one",), "k-two")
 
 
-def test_the_knobs_of_survival_reach_the_client() -> None:
+def test_the_options_of_survival_reach_the_client() -> None:
     config = ServeConfig(engine="sim", move_tokens_in_flight=9, move_timeout=3, resume_memory=ByteSize(77))
     listener = Listener("127.0.0.1", 0)
     spec = api_spec(config, engine_config(config, None, "cpu"), WIRING, listener, None, None, ClientId(0, 1), STATS)
@@ -183,7 +183,7 @@ def test_what_is_bound_and_what_is_advertised_are_two_things() -> None:
         ("none", "10.0.0.1", False),
     ],
 )
-def test_lines_between_hosts_get_keys_unless_told_otherwise(mode: str, address: str | None, is_secured: bool) -> None:
+def test_lines_between_hosts_get_keys_unless_set_otherwise(mode: str, address: str | None, is_secured: bool) -> None:
     keys = choose_security(mode, choose_endpoints(Path("/tmp/r"), address))
     assert (keys is not None) is is_secured
 
