@@ -1,4 +1,4 @@
-"""What a loaded model is, found by running one token: the shape of its layers, and its optional features.
+"""The probe of a loaded model, one token long: the shape of its layers, and its optional features.
 
 Configurations are no substitute: every family names its head counts and sizes differently, and some take or give less
 than their signatures promise.

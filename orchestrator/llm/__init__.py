@@ -1,1 +1,1 @@
-"""Where text meets token ids: templates, tokenizer, incremental detokenising, request streams."""
+"""The text facade over a client: chat templates, tokenizer, incremental detokenising, request streams."""

@@ -20,6 +20,7 @@ PLANTED = {
         "import lb.coordinator.state",
         "picks, views and the coordinator know nothing of each other",
     ),
+    "lb/routing/planted_too.py": ("import time", "what decides is pure"),
     "client/planted.py": (
         "import engine.interfaces.plan",
         "above the engine only its wire, its configuration and the names of model files are known",

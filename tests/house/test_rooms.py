@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.house.repository import PACKAGES, ROOT, product_files, tracked_files
 
-MAX_FILES = 240
+MAX_FILES = 230
 
 # A module that opens with one of these tells a riddle: the reader learns what it is in the second sentence, if at all.
 RIDDLES = {"what", "who", "whom", "whose", "when", "where", "which", "how", "whether", "why", "everything"}
@@ -66,5 +66,6 @@ def _first_word(path: Path) -> str:
 
 
 def test_the_product_has_few_files() -> None:
-    """How long each may be is in ``test_tree.py``."""
-    assert len(product_files()) <= MAX_FILES, "a file holds one idea, but an idea does not fill six files"
+    """How long each may be is in ``test_tree.py``; a package's own file says in one line what the folder is."""
+    modules = [path for path in product_files() if path.name != "__init__.py"]
+    assert len(modules) <= MAX_FILES, "a file holds one idea, but an idea does not fill six files"

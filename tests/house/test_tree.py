@@ -61,3 +61,15 @@ def test_every_relative_link_of_a_readme_leads_somewhere() -> None:
     ]
     assert links
     assert [f"{path}: {target}" for path, target in links if not (ROOT / path.parent / target).exists()] == []
+
+
+def test_every_file_a_readme_names_is_there() -> None:
+    tracked = {str(path) for path in tracked_files()}
+    missing = []
+    for readme, text in texts().items():
+        room = readme.parts[0] if len(readme.parts) > 1 else ""
+        for name in re.findall(r"`([\w/-]+(?:/|\.)[\w/-]*\.py|[\w-]+\.py)`", text) if readme.suffix == ".md" else ():
+            inside = (path.startswith((room, "tests")) and path.endswith(f"/{name}") for path in tracked)
+            if name not in tracked and str(readme.parent / name) not in tracked and not any(inside):
+                missing.append(f"{readme}: {name}")
+    assert missing == []

@@ -1,1 +1,1 @@
-"""Everything but generation: admin and scale calls, descriptions of the deployment, keys."""
+"""Routes other than generation: admin and scale calls, descriptions of the deployment, keys."""

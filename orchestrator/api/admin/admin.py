@@ -17,8 +17,8 @@ from engine.wire.states import EngineState
 from lb.coordinator.expert_placement import num_moved
 from lb.views.engine_view import EngineView
 from lb.views.group_view import GroupView
-from orchestrator.api.errors import AdminError, ApiError
-from orchestrator.api.waits import ranks_behind, wait_in_force, wait_until_none
+from orchestrator.api.base.errors import AdminError, ApiError
+from orchestrator.api.base.waits import ranks_behind, wait_in_force, wait_until_none
 from orchestrator.control.client import ControlClient
 from orchestrator.control.messages import (
     AbortRequests,

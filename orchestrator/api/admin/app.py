@@ -27,8 +27,8 @@ from orchestrator.api.admin.cluster import (
     describe_readiness,
     describe_settings,
 )
-from orchestrator.api.asgi import Message, Receive, Send, request_id_of, send_error
-from orchestrator.api.errors import ApiError, to_api_error
+from orchestrator.api.base.asgi import Message, Receive, Send, request_id_of, send_error
+from orchestrator.api.base.errors import ApiError, to_api_error
 from orchestrator.llm.async_llm import AsyncLLM
 from orchestrator.processes.waits import run_unless
 

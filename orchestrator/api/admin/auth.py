@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from metrics.stats import ServingStats
-from orchestrator.api.asgi import Receive, Send, request_id_of, send_error
-from orchestrator.api.errors import ApiError
+from orchestrator.api.base.asgi import Receive, Send, request_id_of, send_error
+from orchestrator.api.base.errors import ApiError
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
 """Probes and scrapers have no key, and none of these holds what callers sent."""

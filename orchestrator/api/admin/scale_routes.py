@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Query
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
 
-from orchestrator.api.errors import AdminError, ApiError
+from orchestrator.api.base.errors import AdminError, ApiError
 from orchestrator.config.defaults import DRAIN_TIMEOUT_S, MAX_RANKS
 from orchestrator.control.client import ControlClient
 from orchestrator.control.errors import ControlError

@@ -27,12 +27,12 @@ from orchestrator.api.admin.app import AppContext, Interruptible, make_app
 from orchestrator.api.admin.auth import Guard, KeyRing
 from orchestrator.api.admin.routes import ServerInfo, admin_router
 from orchestrator.api.admin.scale_routes import scale_router
+from orchestrator.api.base.waits import wait_reaches_all
 from orchestrator.api.server.config import ApiSpec
 from orchestrator.api.server.http import HttpServer
 from orchestrator.api.server.status_reporter import StatusReporter
 from orchestrator.api.serving.admission import Admission, OpenRequests
 from orchestrator.api.serving.generation import GenerationApp
-from orchestrator.api.waits import wait_reaches_all
 from orchestrator.control.calls import Handler
 from orchestrator.control.client import ControlClient
 from orchestrator.control.messages import AbortRequests, ListReached

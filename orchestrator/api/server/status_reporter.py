@@ -7,7 +7,7 @@ from client.dplb_async_mp_client import DPLBAsyncMPClient
 from metrics.deployment import DeploymentReading, DeploymentStats
 from metrics.loop_lag import LoopLag
 from metrics.stats import MIGRATION_FAILURES, MIGRATION_REASONS, LabelCounts, ServingStats
-from orchestrator.api.waits import any_is_loading
+from orchestrator.api.base.waits import any_is_loading
 
 _START_POLL_S = 0.05
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from engine.wire.errors import OverloadedError
 from metrics.shared_status import StatusRow
-from orchestrator.api.asgi import Receive
-from orchestrator.api.errors import ApiError
+from orchestrator.api.base.asgi import Receive
+from orchestrator.api.base.errors import ApiError
 from orchestrator.llm.stream import RequestStream
 
 MAX_BODY_BYTES = 32 * 1024 * 1024

@@ -13,8 +13,8 @@ from typing import Any
 
 from engine.wire.errors import InvalidRequestError, OverloadedError
 from metrics.stats import ServingStats
-from orchestrator.api.asgi import Receive, Send, random_name, request_id_of, send_error
-from orchestrator.api.errors import ApiError, to_api_error
+from orchestrator.api.base.asgi import Receive, Send, random_name, request_id_of, send_error
+from orchestrator.api.base.errors import ApiError, to_api_error
 from orchestrator.api.serving.admission import Admission, BodyReader, CallerGoneError, OpenRequests
 from orchestrator.api.serving.npy import read_prompts
 from orchestrator.api.serving.protocol import ChatCompletionRequest, CompletionRequest, EmbeddingRequest

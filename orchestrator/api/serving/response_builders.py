@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.wire.errors import OverloadedError
-from orchestrator.api.asgi import StartMessage, error_response, json_start, start_message
-from orchestrator.api.errors import to_api_error
+from orchestrator.api.base.asgi import StartMessage, error_response, json_start, start_message
+from orchestrator.api.base.errors import to_api_error
 from orchestrator.api.serving.protocol import EmbeddingRequest
 from orchestrator.api.serving.sse import DONE, ChunkFormat, error_event
 from orchestrator.llm.embeds import shorten

@@ -15,7 +15,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from orchestrator.api.asgi import Message, Receive, Send
+from orchestrator.api.base.asgi import Message, Receive, Send
 from orchestrator.api.serving.response_builders import ResponseBuilder
 
 logger = logging.getLogger(__name__)

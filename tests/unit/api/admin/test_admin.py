@@ -11,7 +11,7 @@ from engine.wire.ids import ClientId
 from lb.views.engine_view import EngineView
 from lb.views.group_view import GroupView
 from orchestrator.api.admin.admin import Admin, RankClient
-from orchestrator.api.errors import AdminError, ApiError
+from orchestrator.api.base.errors import AdminError, ApiError
 from orchestrator.control.client import ControlClient
 
 MISLEADING = "UnknownMethodError: no answer within 1 s"

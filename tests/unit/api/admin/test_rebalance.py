@@ -10,7 +10,7 @@ from engine.wire.states import EnginePhase, EngineState
 from lb.views.engine_view import EngineView
 from lb.views.group_view import GroupView
 from orchestrator.api.admin.admin import members_behind, rebalance
-from orchestrator.api.errors import AdminError, ApiError
+from orchestrator.api.base.errors import AdminError, ApiError
 
 MEMBERS = (EngineId(0, 1), EngineId(2, 3))
 REPORT = EngineReport(MEMBERS[0], 1, 0, 0, 0, 0, EnginePhase.RUNNING, 0, True, {}, Load())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api.errors import ApiError
+from orchestrator.api.base.errors import ApiError
 from orchestrator.api.serving.admission import BodyReader, CallerGoneError
 
 Receive = Callable[[], Awaitable[Any]]

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from engine.wire.errors import EngineError
 from engine.wire.tensors import Tensor
-from orchestrator.api.errors import to_api_error
+from orchestrator.api.base.errors import to_api_error
 from orchestrator.api.serving.protocol import CompletionRequest, EmbeddingRequest
 from orchestrator.api.serving.response_builders import EmbeddingResponseBuilder
 from orchestrator.llm.detokenizer import Detokenizer

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.api.errors import ApiError, to_api_error
+from orchestrator.api.base.errors import ApiError, to_api_error
 from orchestrator.api.serving.protocol import ChatCompletionRequest, CompletionRequest
 from orchestrator.llm.grammar import Grammar
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from orchestrator.api.asgi import Message, start_message
+from orchestrator.api.base.asgi import Message, start_message
 from orchestrator.api.serving.response_builders import ResponseBuilder
 from orchestrator.api.serving.stream_writer import StreamWriter
 

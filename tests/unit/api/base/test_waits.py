@@ -11,7 +11,7 @@ from engine.wire.load import Load
 from engine.wire.messages import EngineReport
 from engine.wire.states import EnginePhase, EngineState
 from lb.views.engine_view import EngineView
-from orchestrator.api.waits import ranks_behind, wait_in_force
+from orchestrator.api.base.waits import ranks_behind, wait_in_force
 
 
 def view(rank: int, settings_seq: int | None, state: EngineState = EngineState.READY, **report: Any) -> EngineView:

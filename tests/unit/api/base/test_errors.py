@@ -5,7 +5,7 @@ import json
 import pytest
 
 from engine.wire.errors import EngineDeadError, EngineError, InvalidRequestError, OverloadedError
-from orchestrator.api.errors import ApiError, to_api_error
+from orchestrator.api.base.errors import ApiError, to_api_error
 
 
 @pytest.mark.parametrize(

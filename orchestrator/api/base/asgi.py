@@ -5,7 +5,7 @@ import string
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from orchestrator.api.errors import to_api_error
+from orchestrator.api.base.errors import to_api_error
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
