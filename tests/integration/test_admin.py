@@ -288,10 +288,10 @@ def test_a_rank_refilled_during_a_pause_serves_nobody_before_its_end_and_no_stre
         eventually(lambda: ranks_of(str(http.base_url))[1]["engine_id"] == "1.2")
         eventually(lambda: ranks_of(str(http.base_url))[1]["state"] == "ready")
         eventually(lambda: len({rank["settings_seq"] for rank in loads(http)["ranks"]}) == 1)
-        newcomer = Stream(http.base_url, max_tokens=3, data_parallel_rank=1)
+        new_stream = Stream(http.base_url, max_tokens=3, data_parallel_rank=1)
         eventually(lambda: loads(http)["server_load"] == 7)
         assert num_steps(http) <= before  # those of the dead rank are gone, and nobody makes new ones
-        assert newcomer.num_chunks == 0
+        assert new_stream.num_chunks == 0
         http.post("/resume").raise_for_status()
-        newcomer.join()
-    assert [stream.finish_reason for stream in [*opened, newcomer]] == ["length"] * 7
+        new_stream.join()
+    assert [stream.finish_reason for stream in [*opened, new_stream]] == ["length"] * 7

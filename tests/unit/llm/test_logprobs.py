@@ -11,7 +11,7 @@ from orchestrator.llm.detokenizer import Detokenizer, StopChecker
 from orchestrator.llm.logprobs import ChoiceLogprobs, TokenTexts
 from orchestrator.llm.stream import Choice, RequestStream
 from orchestrator.llm.tokenizer import byte_tokenizer
-from tests.unit.llm.house import House
+from tests.unit.llm.fed_processor import FedProcessor
 
 TOKENIZER = byte_tokenizer()
 TEXTS = TokenTexts(TOKENIZER.backend)
@@ -38,7 +38,12 @@ def output(text: str | bytes, finish: FinishReason | None = None, *, prompt: boo
 
 
 def open_stream(
-    house: House, *, outputs: int | None = 2, prompt: int | None = None, echo: bool = False, stop: str | None = None
+    fed: FedProcessor,
+    *,
+    outputs: int | None = 2,
+    prompt: int | None = None,
+    echo: bool = False,
+    stop: str | None = None,
 ) -> RequestStream:
     choice = Choice(
         index=0,
@@ -52,8 +57,8 @@ def open_stream(
             TEXTS, PROMPT, outputs=outputs, prompt=prompt, echo=Detokenizer(TOKENIZER) if echo else None
         ),
     )
-    stream = RequestStream([choice], created_at=house.now)
-    house.processor.register(stream)
+    stream = RequestStream([choice], created_at=fed.now)
+    fed.processor.register(stream)
     return stream
 
 
@@ -64,10 +69,10 @@ def scores_of(stream: RequestStream) -> ChoiceLogprobs:
 
 
 def test_each_token_comes_with_its_place_its_own_and_the_best_ones() -> None:
-    house = House()
-    stream = open_stream(house)
-    house.feed(output("x"))
-    house.feed(output("yz"))
+    fed = FedProcessor()
+    stream = open_stream(fed)
+    fed.feed(output("x"))
+    fed.feed(output("yz"))
     first, *others = scores_of(stream).take()
     assert (first.token.text, first.offset, first.logprob) == ("x", 0, -30.0)
     assert [(text.text, value) for _, text, value in first.top] == [("a", -0.5), ("b", -1.5)]
@@ -78,10 +83,10 @@ def test_each_token_comes_with_its_place_its_own_and_the_best_ones() -> None:
 
 
 def test_parts_of_a_character_share_its_place() -> None:
-    house = House()
-    stream = open_stream(house)
-    house.feed(output("é".encode()[:1]))
-    house.feed(output("é".encode()[1:] + b"!"))
+    fed = FedProcessor()
+    stream = open_stream(fed)
+    fed.feed(output("é".encode()[:1]))
+    fed.feed(output("é".encode()[1:] + b"!"))
     assert [(token.token.data, token.offset) for token in scores_of(stream).take()] == [
         (b"\xc3", 0),
         (b"\xa9", 0),
@@ -90,9 +95,9 @@ def test_parts_of_a_character_share_its_place() -> None:
 
 
 def test_a_prompt_that_begins_the_text_comes_first_in_both() -> None:
-    house = House()
-    stream = open_stream(house, outputs=1, echo=True)
-    house.feed(output("x", prompt=True))
+    fed = FedProcessor()
+    stream = open_stream(fed, outputs=1, echo=True)
+    fed.feed(output("x", prompt=True))
     assert stream.choices[0].take_text() == "pqx"
     tokens = scores_of(stream).take()
     assert [(token.token.text, token.offset, token.logprob) for token in tokens] == [
@@ -101,14 +106,14 @@ def test_a_prompt_that_begins_the_text_comes_first_in_both() -> None:
         ("x", 2, -30.0),
     ]
     assert [len(token.top) for token in tokens[:2]] == [0, 1], "no more of the best ones than were asked for"
-    house.feed(output("y", FinishReason.LENGTH))
+    fed.feed(output("y", FinishReason.LENGTH))
     assert stream.choices[0].take_text() == "y"
 
 
 def test_a_prompt_may_be_told_apart_from_the_text() -> None:
-    house = House()
-    stream = open_stream(house, outputs=None, prompt=2)
-    house.feed(output("x", prompt=True))
+    fed = FedProcessor()
+    stream = open_stream(fed, outputs=None, prompt=2)
+    fed.feed(output("x", prompt=True))
     prompt = scores_of(stream).prompt
     assert prompt is not None
     assert [token.logprob for token in prompt] == [None, -28.25]
@@ -117,48 +122,48 @@ def test_a_prompt_may_be_told_apart_from_the_text() -> None:
 
 
 def test_an_end_without_a_token_brings_the_prompt_too() -> None:
-    house = House()
-    stream = open_stream(house, prompt=1, echo=True)
+    fed = FedProcessor()
+    stream = open_stream(fed, prompt=1, echo=True)
     end = output("", FinishReason.STOP, prompt=True)
     end.logprobs = None
-    house.feed(end)
+    fed.feed(end)
     assert stream.choices[0].take_text() == "pq"
     assert scores_of(stream).prompt is not None
     assert stream.finished
 
 
 def test_an_error_brings_no_prompt() -> None:
-    house = House()
-    stream = open_stream(house, echo=True)
-    house.feed(EngineCoreOutput(1, 0, 0, 0, [], FinishReason.ERROR, error="broken"))
+    fed = FedProcessor()
+    stream = open_stream(fed, echo=True)
+    fed.feed(EngineCoreOutput(1, 0, 0, 0, [], FinishReason.ERROR, error="broken"))
     assert stream.error is not None
     assert stream.choices[0].take_text() == ""
 
 
 def test_stop_strings_are_not_looked_for_in_the_prompt() -> None:
-    house = House()
-    stream = open_stream(house, echo=True, stop="q")
-    house.feed(output("x", prompt=True))
-    assert house.processor.num_open == 1
-    house.feed(output("q"))
+    fed = FedProcessor()
+    stream = open_stream(fed, echo=True, stop="q")
+    fed.feed(output("x", prompt=True))
+    assert fed.processor.num_open == 1
+    fed.feed(output("q"))
     assert stream.finished
     assert stream.choices[0].take_text() == "pqx"
     assert len(scores_of(stream).take()) == 4, "what was drawn is told, as its text was cut behind it"
 
 
 def test_what_was_drawn_behind_a_stop_string_is_not_told() -> None:
-    house = House()
-    stream = open_stream(house, stop="q")
-    house.feed(output("xqyz"))
+    fed = FedProcessor()
+    stream = open_stream(fed, stop="q")
+    fed.feed(output("xqyz"))
     assert [token.token.text for token in scores_of(stream).take()] == ["x", "q"]
     assert stream.num_output_tokens == 2
 
 
 @pytest.mark.parametrize("num_tokens", [0, 2])
 def test_numbers_that_do_not_fit_the_tokens_end_that_request_alone(num_tokens: int) -> None:
-    house = House()
-    stream = open_stream(house)
+    fed = FedProcessor()
+    stream = open_stream(fed)
     wrong = output("x")
     wrong.logprobs = logprobs([120] * num_tokens)
-    house.feed(wrong)
+    fed.feed(wrong)
     assert stream.error is not None

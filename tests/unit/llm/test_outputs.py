@@ -5,7 +5,7 @@ import pytest
 from engine.wire.errors import EngineDeadError, EngineError, InvalidRequestError
 from engine.wire.messages import EngineCoreOutput, ErrorKind, FinishReason
 from orchestrator.llm.stream import RequestStream
-from tests.unit.llm.house import RANK, House
+from tests.unit.llm.fed_processor import RANK, FedProcessor
 
 
 def say(
@@ -19,83 +19,83 @@ def read(stream: RequestStream) -> list[tuple[int, str, str | None]]:
 
 
 def test_tokens_become_text_and_the_end_its_reason() -> None:
-    house = House()
-    stream = house.open()
-    assert house.feed(say("a")) == []
-    assert house.feed(say("b", FinishReason.LENGTH)) == []
+    fed = FedProcessor()
+    stream = fed.open()
+    assert fed.feed(say("a")) == []
+    assert fed.feed(say("b", FinishReason.LENGTH)) == []
     assert read(stream) == [(0, "ab", "length")]
-    assert house.processor.num_open == 0
+    assert fed.processor.num_open == 0
 
 
 def test_a_stop_string_ends_the_choice_here_and_its_engine_is_told() -> None:
-    house = House()
-    stream = house.open(stop=["END"])
-    assert house.feed(say("x E")) == []
-    assert house.feed(say("ND y")) == [(1, 0)]
+    fed = FedProcessor()
+    stream = fed.open(stop=["END"])
+    assert fed.feed(say("x E")) == []
+    assert fed.feed(say("ND y")) == [(1, 0)]
     assert read(stream) == [(0, "x ", "stop")]
 
 
 @pytest.mark.parametrize("pieces", [["x END y"], ["x E", "ND y"], [*"x END y"]])
 def test_what_counts_does_not_depend_on_how_tokens_came(pieces: list[str]) -> None:
     """Outputs that wait for a slow reader are merged, and the engine goes on until it hears of the stop."""
-    house = House()
-    stream = house.open(stop=["END"])
+    fed = FedProcessor()
+    stream = fed.open(stop=["END"])
     (choice,) = stream.choices
     choice.token_ids = []
     for piece in pieces:
-        house.feed(say(piece))
+        fed.feed(say(piece))
     assert read(stream) == [(0, "x ", "stop")]
     assert (stream.num_output_tokens, choice.token_ids) == (5, list(b"x END"))
 
 
 def test_an_engine_that_ended_by_itself_is_not_told() -> None:
-    house = House()
-    house.open(stop=["END"])
-    assert house.feed(say("END", FinishReason.LENGTH)) == []
+    fed = FedProcessor()
+    fed.open(stop=["END"])
+    assert fed.feed(say("END", FinishReason.LENGTH)) == []
 
 
 def test_text_held_back_for_a_stop_string_comes_with_the_end() -> None:
-    house = House()
-    stream = house.open(stop=["END"])
-    house.feed(say("x EN"))
-    house.feed(say("", FinishReason.STOP))
+    fed = FedProcessor()
+    stream = fed.open(stop=["END"])
+    fed.feed(say("x EN"))
+    fed.feed(say("", FinishReason.STOP))
     assert read(stream) == [(0, "x EN", "stop")]
 
 
 def test_one_sample_that_stops_leaves_its_siblings_running() -> None:
-    house = House()
-    stream = house.open(num_choices=2, stop=["END"])
-    assert house.feed(say("END", sample=1), say("a", sample=0)) == [(1, 1)]
+    fed = FedProcessor()
+    stream = fed.open(num_choices=2, stop=["END"])
+    assert fed.feed(say("END", sample=1), say("a", sample=0)) == [(1, 1)]
     assert not stream.finished
-    house.feed(say("b", FinishReason.STOP, sample=0))
+    fed.feed(say("b", FinishReason.STOP, sample=0))
     assert stream.finished
 
 
 def test_an_end_without_a_token_counts_for_the_rank_that_told_it() -> None:
-    house = House()
-    house.open()
-    house.feed(say("", FinishReason.LENGTH))
-    assert house.stats.ranks[RANK].e2e.cumulative()[-1][1] == 1
-    assert set(house.stats.ranks) == {RANK}
+    fed = FedProcessor()
+    fed.open()
+    fed.feed(say("", FinishReason.LENGTH))
+    assert fed.stats.ranks[RANK].e2e.cumulative()[-1][1] == 1
+    assert set(fed.stats.ranks) == {RANK}
 
 
 def test_an_error_says_whose_fault_it_is() -> None:
     for kind, expected in ((ErrorKind.ENGINE, EngineError), (ErrorKind.REQUEST, InvalidRequestError)):
-        house = House()
-        stream = house.open()
+        fed = FedProcessor()
+        stream = fed.open()
         output = say("", FinishReason.ERROR, error="no")
         output.error_kind = kind
-        house.feed(output)
+        fed.feed(output)
         assert type(stream.error) is expected
 
 
 def test_what_cannot_be_served_as_asked_counts_as_the_callers_not_as_an_error() -> None:
-    house = House()
-    house.open(num_choices=2)
+    fed = FedProcessor()
+    fed.open(num_choices=2)
     output = say("", FinishReason.ERROR, error="a token that this model does not have")
     output.error_kind = ErrorKind.REQUEST
-    assert house.feed(output) == [(1, 1)]
-    assert (house.stats.finished["reject"], house.stats.finished["error"]) == (2, 0)
+    assert fed.feed(output) == [(1, 1)]
+    assert (fed.stats.finished["reject"], fed.stats.finished["error"]) == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -110,106 +110,106 @@ def test_what_cannot_be_served_as_asked_counts_as_the_callers_not_as_an_error() 
 def test_a_prompt_counts_once_it_was_read_also_when_no_token_follows(
     finish: FinishReason, queue_time_s: float | None, num_prompt: int
 ) -> None:
-    house = House()
-    stream = house.open()
+    fed = FedProcessor()
+    stream = fed.open()
     output = say("", finish)
     output.queue_time_s, output.num_cached_tokens = queue_time_s, 1
-    house.feed(output)
-    assert house.stats.ranks[RANK].num_prompt == num_prompt
+    fed.feed(output)
+    assert fed.stats.ranks[RANK].num_prompt == num_prompt
     assert stream.num_cached_tokens == num_prompt // 2
 
 
 def test_an_error_ends_the_whole_request_once_and_frees_the_siblings() -> None:
-    house = House()
-    stream = house.open(num_choices=3)
-    house.feed(say("a", FinishReason.STOP, sample=2))
-    assert house.feed(say("", FinishReason.ERROR, sample=0, error="no memory")) == [(1, 1)]
+    fed = FedProcessor()
+    stream = fed.open(num_choices=3)
+    fed.feed(say("a", FinishReason.STOP, sample=2))
+    assert fed.feed(say("", FinishReason.ERROR, sample=0, error="no memory")) == [(1, 1)]
     assert stream.finished
     assert str(stream.error) == "no memory"
-    house.feed(say("late", FinishReason.STOP, sample=1))
+    fed.feed(say("late", FinishReason.STOP, sample=1))
     assert str(stream.error) == "no memory"
 
 
 def test_a_reroute_is_no_end() -> None:
-    house = House()
-    stream = house.open()
-    house.feed(say("", FinishReason.REROUTE))
+    fed = FedProcessor()
+    stream = fed.open()
+    fed.feed(say("", FinishReason.REROUTE))
     assert not stream.finished
-    assert house.processor.num_open == 1
+    assert fed.processor.num_open == 1
 
 
 def test_outputs_for_a_choice_that_ended_are_counted_and_dropped() -> None:
-    house = House()
-    house.feed(say("a", request_id=99))
-    assert house.processor.num_unknown == 1
+    fed = FedProcessor()
+    fed.feed(say("a", request_id=99))
+    assert fed.processor.num_unknown == 1
 
 
 def test_the_reader_is_told_once_per_batch() -> None:
-    house = House()
-    stream = house.open(num_choices=2)
+    fed = FedProcessor()
+    stream = fed.open(num_choices=2)
     calls: list[None] = []
     stream.attach(lambda: calls.append(None))
-    house.feed(say("a", sample=0), say("b", sample=1), say("c", sample=0))
+    fed.feed(say("a", sample=0), say("b", sample=1), say("c", sample=0))
     assert calls == [None]
 
 
 def test_a_reader_that_fails_costs_only_its_own_request() -> None:
-    house = House()
-    broken, fine = house.open(1), house.open(2)
+    fed = FedProcessor()
+    broken, fine = fed.open(1), fed.open(2)
 
     def fail() -> None:
         raise RuntimeError("no more")
 
     broken.attach(fail)
-    assert house.feed(say("a", request_id=1), say("a", request_id=2)) == [(1, 0)]
+    assert fed.feed(say("a", request_id=1), say("a", request_id=2)) == [(1, 0)]
     assert broken.error is not None
     assert read(fine) == [(0, "a", None)]
 
 
 def test_an_output_that_cannot_be_processed_costs_only_its_own_request() -> None:
-    house = House()
-    broken, fine = house.open(1), house.open(2)
+    fed = FedProcessor()
+    broken, fine = fed.open(1), fed.open(2)
     bad = EngineCoreOutput(1, 0, 0, 0, [-1])
-    assert house.feed(bad, say("a", request_id=2)) == [(1, 0)]
+    assert fed.feed(bad, say("a", request_id=2)) == [(1, 0)]
     assert broken.error is not None
     assert read(fine) == [(0, "a", None)]
 
 
 def test_finishing_from_outside_gives_what_is_there_and_names_what_still_runs() -> None:
-    house = House()
-    stream = house.open(num_choices=2)
-    house.feed(say("a", sample=0), say("b", FinishReason.STOP, sample=1))
-    assert house.processor.finish(stream, "abort", house.now) == [(1, 0)]
+    fed = FedProcessor()
+    stream = fed.open(num_choices=2)
+    fed.feed(say("a", sample=0), say("b", FinishReason.STOP, sample=1))
+    assert fed.processor.finish(stream, "abort", fed.now) == [(1, 0)]
     assert read(stream) == [(0, "a", "abort"), (1, "b", "stop")]
-    assert house.processor.finish(stream, "abort", house.now) == []
+    assert fed.processor.finish(stream, "abort", fed.now) == []
 
 
 def test_the_death_of_the_line_ends_every_stream() -> None:
-    house = House()
-    streams = [house.open(1), house.open(2)]
-    house.processor.fail_all(EngineDeadError(), house.now)
+    fed = FedProcessor()
+    streams = [fed.open(1), fed.open(2)]
+    fed.processor.fail_all(EngineDeadError(), fed.now)
     assert all(stream.finished and stream.error for stream in streams)
-    assert house.processor.num_open == 0
+    assert fed.processor.num_open == 0
 
 
 def test_a_stream_that_could_not_be_sent_is_forgotten_without_a_trace() -> None:
-    house = House()
-    stream = house.open(num_choices=2)
-    assert house.processor.forget(stream) == [(1, 0), (1, 1)]
-    assert house.processor.num_open == 0
-    assert sum(house.stats.finished.values()) == 0
+    fed = FedProcessor()
+    stream = fed.open(num_choices=2)
+    assert fed.processor.forget(stream) == [(1, 0), (1, 1)]
+    assert fed.processor.num_open == 0
+    assert sum(fed.stats.finished.values()) == 0
 
 
 def test_times_and_counts_reach_the_statistics() -> None:
-    house = House()
-    house.open(1)
-    house.open(2)
-    house.feed(say("a", request_id=1), say("a", request_id=2))
-    house.feed(say("b", request_id=1), say("bcd", request_id=2))
-    house.feed(say("c", FinishReason.STOP, request_id=1))
-    rank = house.stats.ranks[RANK]
+    fed = FedProcessor()
+    fed.open(1)
+    fed.open(2)
+    fed.feed(say("a", request_id=1), say("a", request_id=2))
+    fed.feed(say("b", request_id=1), say("bcd", request_id=2))
+    fed.feed(say("c", FinishReason.STOP, request_id=1))
+    rank = fed.stats.ranks[RANK]
     assert rank.num_generated == 7
     assert rank.first_token.cumulative()[-1][1] == 2
     assert rank.inter_token.cumulative()[-1][1] == 5
     assert rank.inter_token.total == pytest.approx(0.5 + 0.5 + 0.5)
-    assert house.stats.finished["stop"] == 1
+    assert fed.stats.finished["stop"] == 1

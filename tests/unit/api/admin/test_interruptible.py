@@ -52,7 +52,7 @@ class Caller:
         return b"".join(message.get("body", b"") for message in self.sent)
 
 
-class House:
+class WaitingCalls:
     """An application with a call that waits, one that streams, and one that answers."""
 
     def __init__(self) -> None:
@@ -80,11 +80,11 @@ class House:
 
 
 async def test_a_call_that_waits_is_told_that_the_process_stops(caplog: pytest.LogCaptureFixture) -> None:
-    house = House()
-    caller = Caller(house.app, "/wait")
-    await house.waits.wait()
+    calls = WaitingCalls()
+    caller = Caller(calls.app, "/wait")
+    await calls.waits.wait()
     with caplog.at_level(logging.DEBUG):
-        await house.app.aclose()
+        await calls.app.aclose()
     assert caller.task.done()
     assert caller.task.exception() is None
     assert caller.status == 503
@@ -94,31 +94,31 @@ async def test_a_call_that_waits_is_told_that_the_process_stops(caplog: pytest.L
 
 
 async def test_an_answer_that_has_begun_is_left_alone() -> None:
-    house = House()
-    caller = Caller(house.app, "/stream")
+    calls = WaitingCalls()
+    caller = Caller(calls.app, "/stream")
     await caller.wait_started()
-    await house.app.aclose()
+    await calls.app.aclose()
     assert not caller.task.done()
-    house.may_end.set()
+    calls.may_end.set()
     await caller.task
     assert (caller.status, caller.body) == (200, b"first last")
 
 
 async def test_a_call_that_is_answered_leaves_nothing_to_wait_for() -> None:
-    house = House()
-    caller = Caller(house.app, "/answer")
+    calls = WaitingCalls()
+    caller = Caller(calls.app, "/answer")
     await caller.task
     assert (caller.status, caller.body) == (200, b"7")
-    await house.app.aclose()
-    await house.app.aclose()
+    await calls.app.aclose()
+    await calls.app.aclose()
 
 
 async def test_a_caller_that_goes_away_takes_its_call_along() -> None:
-    house = House()
-    caller = Caller(house.app, "/wait")
-    await house.waits.wait()
+    calls = WaitingCalls()
+    caller = Caller(calls.app, "/wait")
+    await calls.waits.wait()
     caller.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller.task
     assert caller.sent == []
-    await house.app.aclose()
+    await calls.app.aclose()

@@ -1,4 +1,4 @@
-"""The door: who comes in, and what the others are told."""
+"""Admission control: which requests are taken, and what the others get."""
 
 import asyncio
 
@@ -9,32 +9,32 @@ from metrics.shared_status import StatusRow
 from orchestrator.api.serving.admission import Admission
 
 
-def test_a_full_house_refuses_until_somebody_leaves() -> None:
-    authenticator = Admission(1, StatusRow(0))
-    authenticator.enter()
+def test_a_full_deployment_refuses_until_a_request_ends() -> None:
+    admission = Admission(1, StatusRow(0))
+    admission.enter()
     with pytest.raises(OverloadedError, match="limit"):
-        authenticator.enter()
-    authenticator.leave()
-    authenticator.enter()
+        admission.enter()
+    admission.leave()
+    admission.enter()
 
 
-def test_a_closing_house_refuses_and_says_when_to_come_back() -> None:
-    authenticator = Admission(1, StatusRow(0))
-    authenticator.drain()
+def test_a_draining_process_refuses_and_says_when_to_come_back() -> None:
+    admission = Admission(1, StatusRow(0))
+    admission.drain()
     with pytest.raises(OverloadedError) as caught:
-        authenticator.enter()
+        admission.enter()
     assert caught.value.retry_after_s > 0
 
 
 async def test_empty_is_seen_by_whoever_waits() -> None:
-    authenticator = Admission(2, StatusRow(0))
-    authenticator.enter()
-    authenticator.enter()
-    waiting = asyncio.create_task(authenticator.wait_empty())
-    authenticator.leave()
+    admission = Admission(2, StatusRow(0))
+    admission.enter()
+    admission.enter()
+    waiting = asyncio.create_task(admission.wait_empty())
+    admission.leave()
     await asyncio.sleep(0)
     assert not waiting.done()
-    authenticator.leave()
+    admission.leave()
     await waiting
 
 

@@ -1,4 +1,4 @@
-"""Both kinds of reply, read as the pusher reads them."""
+"""Both kinds of response, read as the stream writer reads them."""
 
 import json
 from typing import Any

@@ -12,7 +12,7 @@ TOKENIZER = byte_tokenizer()
 RANK = 3
 
 
-class House:
+class FedProcessor:
     """One processor and its streams, fed by hand."""
 
     def __init__(self) -> None:
