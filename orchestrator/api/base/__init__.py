@@ -1,1 +1,1 @@
-"""What every part of the HTTP API uses: errors, ASGI messages, waiting for states."""
+"""The base of the HTTP API: errors, ASGI messages, waiting for states."""
