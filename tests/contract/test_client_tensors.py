@@ -20,12 +20,26 @@ from tests.contract.puppets import eventually, make_request, puppet_client, pupp
 TENSOR_BYTES = 16 * 1024 * 1024
 NUM_TENSORS = MAX_PENDING_BYTES // TENSOR_BYTES
 MAX_GROWTH_BYTES = 8 * TENSOR_BYTES
+MAX_AT_ENGINE = 3
+"""Tensors that a socket with room for one message may have taken already: queued, being read, being handed over."""
 
 
 def with_tensor(client: DPLBAsyncMPClient, memory: memoryview, offset: int) -> AddRequest:
     request = make_request(client)
     request.prompt_embeds = Tensor("uint8", (1, TENSOR_BYTES), memory[offset : offset + TENSOR_BYTES])
     return request
+
+
+async def _send_until_refused(client: DPLBAsyncMPClient, memory: memoryview) -> list[int]:
+    """Return where in the memory the tensors begin that were accepted."""
+    offsets: list[int] = []
+    for offset in range(0, TENSOR_BYTES, 4099):
+        try:
+            await client.add_request_async(with_tensor(client, memory, offset))
+        except OverloadedError:
+            return offsets
+        offsets.append(offset)
+    pytest.fail("nothing was refused")
 
 
 async def test_a_slow_engine_costs_no_copies_and_gets_every_byte() -> None:
@@ -37,20 +51,28 @@ async def test_a_slow_engine_costs_no_copies_and_gets_every_byte() -> None:
         engine.say_ready()
         try:
             await client.wait_ready(DEADLINE_S)
-            before, offsets = psutil.Process().memory_info().rss, [number * 4099 for number in range(NUM_TENSORS)]
-            for offset in offsets:
-                await client.add_request_async(with_tensor(client, memory, offset))
-            with pytest.raises(OverloadedError):
-                await client.add_request_async(with_tensor(client, memory, 0))
+            before = psutil.Process().memory_info().rss
+            offsets = await _send_until_refused(client, memory)
             assert psutil.Process().memory_info().rss - before < MAX_GROWTH_BYTES
-            assert client.statistics()["pending_messages"] == NUM_TENSORS
-            for offset in offsets:
-                assert await eventually(lambda: engine.channel.poll(0))
+            assert NUM_TENSORS <= len(offsets) <= NUM_TENSORS + MAX_AT_ENGINE
+            assert len(offsets) - MAX_AT_ENGINE <= client.statistics()["pending_messages"] <= NUM_TENSORS
+            num_read = 0
+
+            def is_over() -> bool:
+                return num_read == len(offsets) and not client.statistics()["pending_messages"]
+
+            while not is_over():
+                await eventually(lambda: engine.channel.poll(0) or is_over())
+                if not engine.channel.poll(0):
+                    continue
                 message = channel_decoder().decode_frames(receive_nowait(engine.channel))
                 assert isinstance(message, AddRequest)
                 assert message.prompt_embeds is not None
+                offset = offsets[message.channel_seq - 1]
                 assert message.prompt_embeds.data == memory[offset : offset + TENSOR_BYTES]
-            await eventually(lambda: client.statistics()["pending_messages"] == 0)
+                # Applied at once, or a busy machine would send everything again; what it did send again is read too.
+                num_read = max(num_read, message.channel_seq)
+                engine.say(applied=num_read)
         finally:
             await client.aclose()
 
