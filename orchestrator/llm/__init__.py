@@ -1,1 +1,1 @@
-"""Where text meets token ids: templates, tokenizer, incremental detokenising, request streams."""
+"""The text facade between the HTTP API and the client: templates, tokenizer, detokenising, request streams."""
