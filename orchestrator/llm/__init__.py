@@ -1,1 +1,1 @@
-"""The text facade over a client: chat templates, tokenizer, incremental detokenising, request streams."""
+"""The text facade between the HTTP API and the client: templates, tokenizer, detokenising, request streams."""
