@@ -31,7 +31,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Answers received. num_events: server-sent events. num_failed: answers that were not 200."""
+    """Responses received. num_events: server-sent events. num_failed: answers that were not 200."""
 
     num_bytes: int
     num_events: int
