@@ -32,7 +32,7 @@ TORCH = (*GROUP, "--dtype=float32", "--device=cpu", "--kv-cache-memory=256MiB", 
 NUM_HEALING, STREAMS_PER_RANK, HEALING_STEP_MS = 4, 8, 20.0
 
 _IDLE_AFTER_S = 1.0
-_LOOK_S = 3.0  # behind the kill
+_LOOK_S = 3.0  # after the kill
 _REST_S = 0.3
 
 ROUND = KillRound(num_ranks=NUM_HEALING, streams_per_rank=STREAMS_PER_RANK, calm_s=_REST_S, look_s=_LOOK_S)

@@ -13,7 +13,7 @@ NUM_CYCLES = 20
 
 
 def files() -> set[Path]:
-    """Return what Ray leaves outside of the run's folder where it is not told otherwise."""
+    """Return what Ray leaves outside of the run's folder unless configured otherwise."""
     suspects = (Path("/tmp/ray"), Path.home() / ".ray", *Path("/dev/shm").glob("*plasma*"))
     return {path for path in suspects if path.exists()}
 

@@ -1,4 +1,4 @@
-"""The folders of the product form no cycle, its files are few, and each says first what it is."""
+"""The folders of the product form no cycle, its files are few, and each module opens with what it is."""
 
 import ast
 import graphlib
@@ -12,7 +12,7 @@ from tests.house.repository import PACKAGES, ROOT, product_files, tracked_files
 
 MAX_FILES = 230
 
-# A module that opens with one of these tells a riddle: the reader learns what it is in the second sentence, if at all.
+# A module that opens with one of these is a riddle: what it is comes in the second sentence, if at all.
 RIDDLES = {"what", "who", "whom", "whose", "when", "where", "which", "how", "whether", "why", "everything"}
 
 
@@ -21,7 +21,7 @@ def folder_imports(root: Path) -> set[tuple[str, str]]:
     printed = subprocess.run(
         [sys.executable, "-m", "tests.house.folders"],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},  # behind the working directory
+        env={**os.environ, "PYTHONPATH": str(ROOT)},  # searched after the working directory
         capture_output=True,
         text=True,
         check=True,

@@ -53,7 +53,7 @@ class SmallPool:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class Generated:
     """The output tokens of each prompt, and the counters when all had ended."""
 
     tokens: list[list[int]]
@@ -67,7 +67,7 @@ def answer(
     num_tokens: int,
     seed: int,
     embeds: Sequence[Tensor] | None = None,
-) -> Answers:
+) -> Generated:
     """Return ``num_tokens`` of each prompt from a new core; how many requests arrive before a step is random.
 
     embeds: what stands in for the embeddings of each prompt.
@@ -86,7 +86,7 @@ def answer(
             assert output.error is None, output.error
             answers[output.request_id].extend(output.new_token_ids)
             num_finished += output.finish_reason is FinishReason.LENGTH
-    return Answers(answers, core.load())
+    return Generated(answers, core.load())
 
 
 def assert_equal(found: list[list[int]], expected: list[list[int]], prompts: list[list[int]], folder: Path) -> None:

@@ -195,7 +195,7 @@ def test_in_double_precision_there_is_no_margin(
     family: str, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where rounding is far below every difference of two logits, however experts lie, the tokens are the same."""
-    monkeypatch.setitem(placement._DTYPES, "float64", torch.float64)  # nobody serves in it
+    monkeypatch.setitem(placement._DTYPES, "float64", torch.float64)  # the product does not serve in it
     folder, _ = reference(family)
     with without_bars():
         model: Any = AutoModelForCausalLM.from_pretrained(

@@ -210,7 +210,7 @@ class Rules(EnabledEvents):
         self._loop(world, it)
 
     def _on_break(self, world: World, rank: int, way: int) -> None:
-        """Let an exchange end without result; way 1: for this rank alone, and nobody notices that it lets go."""
+        """Let an exchange end without result; way 1: for this rank alone, and no member notices that it lets go."""
         it = world.own_rank(rank)
         if way:
             assert it.place is not None

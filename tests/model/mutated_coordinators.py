@@ -170,7 +170,7 @@ class WishesOnce(LockstepGroup):
         return self._rebalance_seq > self._proposed_seq
 
 
-# --- what it says ---------------------------------------------------------------------------------------------------
+# --- what it publishes -----------------------------------------------------------------------------------------------
 
 
 class RepeatsNoProposals(LockstepGroup):

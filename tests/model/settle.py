@@ -97,7 +97,7 @@ class Settler:
         return self._are_joining_mute and is_joining
 
     def _replace(self, world: World) -> None:
-        """Fill dead replicas when those that live are too few: then somebody must come."""
+        """Replace dead replicas when those that live are too few."""
         replicas = world.replicas.items()
         if sum(replica.state is not ReplicaState.DEAD for _, replica in replicas) < self._rules.min_size:
             for rank in [rank for rank, replica in replicas if replica.state is ReplicaState.DEAD]:

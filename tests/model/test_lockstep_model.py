@@ -22,7 +22,7 @@ def check(found: Found, scenario: Scenario) -> None:
 
 
 def show(text: str) -> None:
-    """Print past what captures the output: a search that saw little says little."""
+    """Print past the capture of output: how much a search saw belongs to its result."""
     sys.__stdout__ and sys.__stdout__.write(f"{text}\n")
 
 
