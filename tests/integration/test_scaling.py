@@ -173,9 +173,7 @@ def test_a_rank_that_dies_during_a_scale_is_replaced_and_the_scale_goes_on(http:
     assert reborn["incarnation"] == victim["incarnation"] + 1
 
 
-def test_events_come_in_order_from_any_process_and_to_late_callers(
-    shared: Deployment, http: httpx.Client
-) -> None:
+def test_events_come_in_order_from_any_process_and_to_late_callers(shared: Deployment, http: httpx.Client) -> None:
     operation = scale(http, size=3)
     seen = []
     with http.stream("GET", "/v1/cluster/events?after=0") as answer:
