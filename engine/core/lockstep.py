@@ -12,7 +12,7 @@ from engine.interfaces.plan import Sample, StepPlan
 class LockstepRunner(Runner, Protocol):
     """Runs steps together with the other members of a group.
 
-    num_experts: experts of each layer. device: where the rows live that members exchange (``cpu``, ``cuda:N``).
+    num_experts: experts of each layer. row_device: where the rows live that members exchange (``cpu``, ``cuda:N``).
     """
 
     @property

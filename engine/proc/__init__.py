@@ -1,1 +1,1 @@
-"""The process around an EngineCore: input thread, output thread, busy loop, last words."""
+"""The process around an engine core: input thread, output thread, busy loop."""

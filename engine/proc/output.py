@@ -39,6 +39,7 @@ CLIENT_STALL_S = 5.0
 CLIENT_DEAD_S = 30.0
 """A client that takes nothing from a non-empty output queue for this long loses its sequences."""
 
+_MAX_FRAMES_PER_TURN = 64  # of one client, before the others: the busy loop may add as fast as frames leave
 _LINGER_MS = 1000
 _SWEEP_S = 0.2  # how often tensors under way are looked at while nothing is sent
 
@@ -230,7 +231,10 @@ class OutputThread:
 
     def _flush(self, channel: _OutputChannel) -> None:
         """Send until the queue is empty or the pipe is full; a refused frame goes back and merges with what follows."""
-        while (frame := self._take_frame(channel)) is not None:
+        for _ in range(_MAX_FRAMES_PER_TURN):
+            frame = self._take_frame(channel)
+            if frame is None:
+                break
             encoded = self._encoder.encode(frame)
             if self._tracked.send_nowait(channel.socket, encoded) is not SendOutcome.ACCEPTED:
                 with self._lock:
@@ -239,6 +243,8 @@ class OutputThread:
                 return
             channel.heartbeat.on_sent(time.monotonic(), is_empty=_is_empty(frame))
             self._end_stall(channel)
+        else:
+            self._mailbox.wake()  # there may be more, when the other clients have had their turn
         self._unblock(channel)
 
     def _take_frame(self, channel: _OutputChannel) -> EngineCoreOutputs | None:
