@@ -11,7 +11,7 @@ from client.calls import UtilityCalls
 from client.config import ClientConfig
 from client.connection_table import Change, Closed, Gone, Opened
 from client.engine_connection import EngineConnection
-from client.mailbox import Arrival, HandshakeFrames, Mailbox, PendingResults
+from client.mailbox import Arrival, HandshakeFrames, Mailbox, OutputHandler, PendingResults
 from client.mp_client import MPClient
 from client.routing import Routing, SingleEngineRouting
 from client.tasks import every, log_failure, loop_is_running, whenever_filled
@@ -110,8 +110,15 @@ class AsyncMPClient(MPClient):
         outputs = await self._results.outputs.get()
         if self._is_paused and len(self._results.outputs) < MAX_QUEUED_OUTPUTS // 2:
             self._is_paused = False
-            self._resources.receive_outputs(self._inbox.put)
+            self._resources.receive_outputs(self._on_output_message)
         return outputs
+
+    async def consume_outputs(self, handler: OutputHandler) -> None:
+        """Handle every batch from where it arrives; see the base class."""
+        self._ensure_open()
+        while len(self._results.outputs):  # what came before; does not wait
+            handler(await self.get_output_async())
+        await self._results.consume(handler)
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:
         """Call a method of the engine; see the base class."""
@@ -195,8 +202,15 @@ class AsyncMPClient(MPClient):
         self._is_receiving = True
         arrivals = self._inbox
         self._resources.receive_requests(lambda frames: arrivals.put(HandshakeFrames(frames)))
-        self._resources.receive_outputs(arrivals.put)
         owner = weakref.ref(self)
+
+        def on_outputs(frames: Frames) -> None:
+            client = owner()
+            if client is not None and not client._take_at_once(frames):
+                arrivals.put(frames)
+
+        self._on_output_message = on_outputs
+        self._resources.receive_outputs(on_outputs)
         self._start_task("output", whenever_filled(owner, arrivals, lambda client: client._on_inbox()))
         self._start_task("heartbeat", every(HEARTBEAT_S, owner, lambda client: client._on_heartbeat(time.monotonic())))
 
@@ -224,6 +238,24 @@ class AsyncMPClient(MPClient):
                 self._on_changes(self._engines.on_gone(*arrival))
             else:
                 self._on_handshake_frames(arrival.frames)
+        self._after_outputs()
+
+    def _take_at_once(self, frames: Frames) -> bool:
+        """Take a batch without waking the output task; False when something waits for that, and comes first.
+
+        The task goes on to take what is rare, and its end is still the client's.
+        """
+        if len(self._inbox) or self._results.outputs.error is not None:
+            return False
+        try:
+            self._on_output_frames(frames)
+            self._after_outputs()
+        except Exception as error:  # noqa: BLE001 - as when the output task fails
+            _log.exception("client %s: a batch could not be taken", self.client_id)
+            self._results.end(f"a batch could not be taken: {error!r}")
+        return True
+
+    def _after_outputs(self) -> None:
         self._routing.settle()
         if len(self._results.outputs) >= MAX_QUEUED_OUTPUTS and self._resources.pause_outputs():
             # The socket fills, then those of the engines, and they merge in their output queues.

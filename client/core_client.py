@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from client.mailbox import OutputHandler
 from engine.wire.ids import ClientId, EngineId, RequestIds
 from engine.wire.messages import AddRequest, EngineCoreOutputs
 from lb.views.engine_view import EngineView
@@ -35,6 +36,14 @@ class EngineCoreClient(ABC):
         """
 
     @abstractmethod
+    async def consume_outputs(self, handler: OutputHandler) -> None:
+        """Let ``handler`` have every batch from where it arrives, in place of ``get_output_async``; returns never.
+
+        Raises:
+            EngineDeadError: nothing more will come. Whatever ``handler`` raised: it gets no batch any more.
+        """
+
+    @abstractmethod
     async def call_utility_async(self, method: str, *args: Any) -> Any:
         """Call a registered method of the engine and return its result.
 
@@ -60,6 +69,9 @@ class GroupClient(Protocol):
         """See ``EngineCoreClient``; with ``sample_index`` this sample of each alone."""
 
     async def get_output_async(self) -> EngineCoreOutputs:
+        """See ``EngineCoreClient``."""
+
+    async def consume_outputs(self, handler: OutputHandler) -> None:
         """See ``EngineCoreClient``."""
 
     def engine_views(self) -> list[EngineView]:

@@ -13,7 +13,7 @@ from client.connection_table import Closed, ConnectionTable
 from client.core_client import EngineCoreClient
 from client.core_thread import Core, CoreThread, ThreadToLoopQueue
 from client.engine_connection import MAX_UNAPPLIED_MESSAGES, EngineConnection
-from client.mailbox import PendingResults
+from client.mailbox import OutputHandler, PendingResults
 from client.migration import MigrationConfig
 from client.routing import MADE_HERE, BalancedRouting
 from client.views import make_views
@@ -87,6 +87,13 @@ class InprocClient(EngineCoreClient):
             self._outputs_queue.release()
         return outputs
 
+    async def consume_outputs(self, handler: OutputHandler) -> None:
+        """Handle every batch from where it arrives; see the base class."""
+        self._ensure_open()
+        while len(self._results.outputs):  # what came before; does not wait
+            handler(await self.get_output_async())
+        await self._results.consume(handler)
+
     async def call_utility_async(self, method: str, *args: Any) -> dict[int, Any]:
         """Call a method of every engine; return rank -> result.
 
@@ -138,9 +145,7 @@ class InprocClient(EngineCoreClient):
         if outputs.utility_output is not None:
             self._results.calls.resolve(outputs.engine_id, outputs.utility_output)
         self._routing.dispatcher.on_outputs(outputs)
-        if outputs.outputs:
-            self._results.deliver(outputs)
-        else:
+        if not outputs.outputs or self._results.deliver(outputs):
             self._outputs_queue.release()
         if outputs.dead is not None:
             self._on_dead(outputs.engine_id, outputs.dead)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from client.calls import UtilityCalls
@@ -14,6 +14,9 @@ from engine.wire.messages import EngineCoreOutputs
 from engine.wire.tensors import Frames
 
 T = TypeVar("T")
+
+OutputHandler = Callable[[EngineCoreOutputs], None]
+"""Takes one batch of outputs, on the event loop; must not wait."""
 
 
 class Mailbox(Generic[T]):
@@ -68,6 +71,12 @@ class Mailbox(Generic[T]):
             self._filled.clear()
             await self._filled.wait()
 
+    async def wait_closed(self) -> None:
+        """Return once the box is closed; for a box that nothing is put into meanwhile."""
+        while self._error is None:
+            self._filled.clear()
+            await self._filled.wait()
+
     def drain(self) -> Iterator[T]:
         """Yield the items there are, taking each out just before it is handed over.
 
@@ -99,12 +108,49 @@ class PendingResults:
 
     def __init__(self, calls: UtilityCalls) -> None:
         self.outputs: Mailbox[EngineCoreOutputs] = Mailbox()
+        self._handler: OutputHandler | None = None
         self.calls = calls
         self.engines_changed = asyncio.Event()
 
-    def deliver(self, outputs: EngineCoreOutputs) -> None:
-        """Give the consumer a batch: the one way to it, from engines and from here."""
-        self.outputs.put(outputs)
+    def deliver(self, outputs: EngineCoreOutputs) -> bool:
+        """Give the consumer a batch: the one way to it, from engines and from here.
+
+        Returns whether it was handled; else it waits for ``get_output_async``.
+        """
+        if self._handler is None:
+            self.outputs.put(outputs)
+            return False
+        self._handler(outputs)
+        return True
+
+    async def consume(self, handler: OutputHandler) -> None:
+        """Let ``handler`` have every batch from where it arrives, in place of ``get_output_async``.
+
+        Two task switches less for each batch. What came before is the caller's to hand over.
+
+        Raises:
+            EngineDeadError: nothing more will come. Whatever ``handler`` raised: it gets no batch any more.
+        """
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def handle(outputs: EngineCoreOutputs) -> None:
+            try:
+                handler(outputs)
+            except Exception as error:  # noqa: BLE001 - the consumer's, not of whoever brought the batch
+                self._handler = None
+                failed.set_exception(error)
+
+        self._handler = handle
+        closed = asyncio.ensure_future(self.outputs.wait_closed())
+        try:
+            await asyncio.wait([failed, closed], return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                failed.result()
+            self.ensure_open()
+        finally:
+            self._handler = None
+            failed.cancel()
+            closed.cancel()
 
     def ensure_open(self) -> None:
         """Raise ``EngineDeadError`` once the end has come."""

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -12,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from client.core_client import GroupClient
 from engine.wire.errors import EngineDeadError, InvalidRequestError
-from engine.wire.messages import AddRequest
+from engine.wire.messages import AddRequest, EngineCoreOutputs
 from engine.wire.sampling import PoolingParams, SamplingParams
 from engine.wire.tensors import Tensor
 from lb.views.engine_view import EngineView
@@ -71,6 +72,7 @@ class AsyncLLM:
         self._limits = ModelLimits()
         self._embeds_budget = EmbedsBudget()
         self._output_task: asyncio.Task[None] | None = None
+        self._aborts: set[asyncio.Task[None]] = set()  # of sequences that ended here, on their engines
 
     # --- life -------------------------------------------------------------------------------------------------------
 
@@ -300,17 +302,24 @@ class AsyncLLM:
 
     async def _read_outputs(self) -> None:
         try:
-            while True:
-                batch = await self._client.get_output_async()
-                orphans = self._processor.process(batch, time.monotonic())
-                if orphans:
-                    await self._abort_on_engines(orphans)
+            await self._client.consume_outputs(self._on_outputs)
         except EngineDeadError as error:
             logger.warning("the connection to the engines is closed: %s", error)
             self._processor.fail_all(error, time.monotonic())
         except Exception as error:  # whatever it is, open streams must get their end
             logger.exception("the output loop failed")
             self._processor.fail_all(EngineDeadError(f"the output loop failed: {error}"), time.monotonic())
+
+    def _on_outputs(self, batch: EngineCoreOutputs) -> None:
+        orphans = self._processor.process(batch, time.monotonic())
+        if orphans:
+            task = asyncio.create_task(self._abort_orphans(orphans), name="llm-abort")
+            self._aborts.add(task)
+            task.add_done_callback(self._aborts.discard)
+
+    async def _abort_orphans(self, names: Sequence[SequenceName]) -> None:
+        with contextlib.suppress(EngineDeadError):  # nobody is left to abort them on
+            await self._abort_on_engines(names)
 
     async def _abort_on_engines(self, names: Iterable[SequenceName]) -> None:
         for request_id, sample_index in names:

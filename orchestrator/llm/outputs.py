@@ -73,17 +73,30 @@ class OutputProcessor:
         work = _BatchWork(batch.engine_id.rank, now)
         num_tokens = 0
         touched: dict[RequestStream, None] = {}  # ordered, so that readers are called in the order of the outputs
-        find = self._open.get
+        find, gaps = self._open.get, work.gaps
         for output in batch.outputs:
             found = find((output.request_id, output.sample_index))
             if found is None:
                 self.num_unknown += 1
                 continue
             choice, stream = found
-            num_tokens += len(output.new_token_ids)
-            touched[stream] = None
+            token_ids = output.new_token_ids
+            num_tokens += len(token_ids)
             try:
-                self._take(choice, stream, output, work)
+                if choice.is_plain and len(token_ids) == 1 and output.finish_reason is None:
+                    # The next token and nothing else, as nearly always: no call that is not needed.
+                    gaps[choice.last_token_at] += 1
+                    choice.last_token_at = now
+                    choice.num_output_tokens += 1
+                    text = choice.detokenizer.feed(token_ids)
+                    write = choice.write_text
+                    # What waits goes first.
+                    if text and (write is None or choice.parts or not write(text)):
+                        stream.add_text(choice, text)
+                        touched[stream] = None
+                else:
+                    touched[stream] = None
+                    self._apply(choice, stream, output, work)
             except Exception as error:  # one request's trouble must not end the loop of all others
                 logger.exception("request %d: its output could not be processed", output.request_id)
                 work.orphans += self.fail(stream, ShoalError(f"the output could not be processed: {error}"), now)
@@ -117,21 +130,6 @@ class OutputProcessor:
         for stream in self.open_streams():
             self.fail(stream, error, now)
             self._notify(stream, now)
-
-    def _take(self, choice: Choice, stream: RequestStream, output: EngineCoreOutput, work: _BatchWork) -> None:
-        is_plain = choice.stop is None and choice.logprobs is None and choice.last_token_at
-        if is_plain and len(output.new_token_ids) == 1 and output.finish_reason is None:
-            # the next token and nothing else, as nearly always
-            work.gaps[choice.last_token_at] += 1
-            choice.last_token_at = work.now
-            choice.num_output_tokens += 1
-            if choice.token_ids is not None:
-                choice.token_ids += output.new_token_ids
-            text = choice.detokenizer.feed(output.new_token_ids)
-            if text:
-                stream.add_text(choice, text)
-        else:
-            self._apply(choice, stream, output, work)
 
     def _apply(self, choice: Choice, stream: RequestStream, output: EngineCoreOutput, work: _BatchWork) -> None:
         if choice.rank < 0:  # the output came before the sending returned
@@ -240,6 +238,7 @@ class OutputProcessor:
             choice.num_cached_tokens = output.num_cached_tokens
             self._stats.on_first_token(rank, now - stream.created_at, output.queue_time_s)
         choice.last_token_at = now
+        choice.is_plain = choice.stop is None and choice.logprobs is None and choice.token_ids is None
 
     def _observe_end(self, choice: Choice, stream: RequestStream, reason: str, now: float) -> None:
         num_read = choice.num_prompt_tokens if choice.is_prompt_read else 0

@@ -26,6 +26,10 @@ class Choice:
     echo: text of the prompt that goes out before its own; empty once it has. logprobs: if asked for.
     finish_reason: ``stop``, ``length`` or ``abort``; None while it runs, or when the whole stream failed.
     pooled: the vector of its prompt, with the end, where that was asked for instead of text.
+    is_plain: its first token has come, and of the next ones nothing is wanted but their text: no stop strings, no
+        log-probabilities, no token ids.
+    write_text: set by a reader that takes text as it comes: sends a piece at once, or returns False when it cannot now,
+        and the text waits in ``parts``.
     """
 
     index: int
@@ -47,6 +51,8 @@ class Choice:
     logprobs: ChoiceLogprobs | None = None
     pooled: Tensor | None = None
     is_prompt_read: bool = False
+    is_plain: bool = False
+    write_text: Callable[[str], bool] | None = None
 
     @property
     def key(self) -> tuple[int, int]:

@@ -160,6 +160,8 @@ class GenerationApp:
         """Send the response while it is generated; when the caller goes away first, free its slots in the engines."""
         stream = opened.stream
         writer = StreamWriter(opened.builder, receive, send)
+        if isinstance(opened.builder, StreamResponseBuilder):
+            opened.builder.send = writer.send_part
         self._open_requests.add(opened.request_id, opened.response_id, stream)
         try:
             stream.attach(writer.on_update)  # may write at once: the first tokens may be there already

@@ -5,7 +5,7 @@ All are read by ``StreamWriter``: ``take()`` gives the bytes that are ready, ``f
 """
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -68,7 +68,11 @@ def usage_of(stream: RequestStream) -> dict[str, Any]:
 
 
 class StreamResponseBuilder:
-    """Server-sent events. An error before the first event is a plain error response with its own status."""
+    """Server-sent events. An error before the first event is a plain error response with its own status.
+
+    send: if set, sends a part that is neither the first nor the last at once, or returns False; the text of open
+        choices then goes there straight from the output loop.
+    """
 
     def __init__(self, stream: RequestStream, head: ResponseHead) -> None:
         self._stream = stream
@@ -80,6 +84,7 @@ class StreamResponseBuilder:
         # Not sent before the first text: until then an error can have a status of its own.
         self.start = start_message(200, _EVENTS, head.request_id)
         self.finished = False
+        self.send: Callable[[bytes], bool] | None = None
 
     def take(self) -> bytes:
         """Return the events of everything that is new."""
@@ -102,6 +107,8 @@ class StreamResponseBuilder:
         if index not in self._opened:
             opening = self._format.open_choice(index, self._prompt_logprobs(choice))
             self._opened.add(index)
+            if self.send is not None and choice.is_plain:
+                choice.write_text = _text_sender(self.send, *self._format.around_text(index))
         logprobs = _logprobs(choice, chat=self._head.chat)
         if reason is None:
             return opening + self._format.text(index, text, logprobs)
@@ -119,6 +126,11 @@ class StreamResponseBuilder:
     def _error_body(self, error: Exception) -> bytes:
         self.start, body = error_response(error, self._head.request_id)
         return body
+
+
+def _text_sender(send: Callable[[bytes], bool], before: bytes, behind: bytes) -> Callable[[str], bool]:
+    """Return what sends a piece of text as an event of its own, past everything that would only pass it on."""
+    return lambda text: send(before + _encode(text) + behind)
 
 
 class JsonResponseBuilder:

@@ -43,6 +43,10 @@ class ChunkFormat:
             return head + delta + prompt + b"}\n\n"
         return head + prompt + b',"text":""' + self._running if prompt else b""
 
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
+        """Return what goes before and behind the JSON of a text in a chunk of an opened choice."""
+        return self._prefixes[index], self._running
+
     def text(self, index: int, text: str, logprobs: Any = None) -> bytes:
         """Return a chunk with text of an opened choice; ``logprobs`` as they appear in it."""
         ending = self._running if logprobs is None else self._ending(_encode(logprobs), b"null")

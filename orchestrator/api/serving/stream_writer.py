@@ -50,6 +50,15 @@ class StreamWriter:
             else:
                 self._write_edge(cycle, body)
 
+    def send_part(self, body: bytes) -> bool:
+        """Write a part between the first and the last at once; False when that cannot be done now."""
+        cycle = self._cycle
+        # A task that has taken over sends alone: what it has not sent yet comes first.
+        if cycle is None or self._pump is not None or cycle.flow.write_paused or cycle.disconnected:
+            return False
+        cycle.transport.write(CHUNK % (len(body), body))
+        return True
+
     async def run(self) -> None:
         """Wait until the response is sent or the caller has gone away."""
         if self._cycle is not None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from client.core_client import GroupClient
+from client.mailbox import OutputHandler
 from engine.wire.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from engine.wire.ids import ClientId, EngineId, RequestIds
 from engine.wire.messages import AddRequest, EngineCoreOutput, EngineCoreOutputs, EngineReady, FinishReason
@@ -61,6 +62,10 @@ class ScriptedClient(GroupClient):
             self._outputs.put_nowait(item)  # every later call raises it again
             raise item
         return item
+
+    async def consume_outputs(self, handler: OutputHandler) -> None:
+        while True:
+            handler(await self.get_output_async())
 
     def say(self, request: AddRequest, text: str, finish: FinishReason | None = None) -> None:
         """Let the engine send text of a sequence, and its end."""
